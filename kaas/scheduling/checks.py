@@ -160,7 +160,12 @@ class CheckedPolicy:
                 if place is None or place[0] != event.worker or place[1] != event.slot:
                     named = (event.worker, event.slot)
                     self._fail(f"got the end of request {event.request}, which does not run at {named}")
-                self._end(event.request)
+                del self._running[event.request]
+                done = self._workers[event.worker]
+                done.free.add(event.slot)
+                done.alone = False
+                if not done.stopping:
+                    self._usable[event.worker] = None
             case InputsReady(request=request):
                 self._require(request in self._waiting, f"got the inputs of request {request}, which awaits none")
                 self._ready[request] = self._new[request] = self._waiting.pop(request)
@@ -213,14 +218,6 @@ class CheckedPolicy:
     def _drop(self, request: int) -> bool:
         """Remove a request, ready or not. Return True if it was there."""
         return (self._waiting.pop(request, None) or self._take(request)) is not None
-
-    def _end(self, request: int) -> None:
-        number, slot, _ = self._running.pop(request)
-        worker = self._workers[number]
-        worker.free.add(slot)
-        worker.alone = False
-        if not worker.stopping:
-            self._usable[number] = None
 
     def _adopt(self, event: WorkerAdopted) -> None:
         self._require(event.worker not in self._started, f"got worker {event.worker} twice")
@@ -281,7 +278,8 @@ class CheckedPolicy:
             self._fail(f"dispatched to {(number, decision.slot)}, which is not free")
         if worker.stopping:
             self._fail(f"dispatched to stopping worker {number}")
-        if not worker.serves(queued.kind, queued.client, queued.function):
+        one = worker.client or worker.function  # else it serves all of its kind, which needs no call
+        if worker.kind is not queued.kind or (one and not worker.serves(queued.kind, queued.client, queued.function)):
             self._fail(f"dispatched to worker {number}, which serves others, {_named(queued)}")
         if worker.alone or (queued.alone and worker.busy):
             self._fail(f"ran {_named(queued)}, on worker {number} with others, though one of them must run alone")

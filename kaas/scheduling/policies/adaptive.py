@@ -13,7 +13,7 @@ from itertools import islice
 from operator import itemgetter
 
 from kaas.scheduling.events import PhysicalDevice, WorkerKind
-from kaas.scheduling.policies.boost import Boost, cost_class
+from kaas.scheduling.policies.boost import Boost, Costs
 from kaas.scheduling.policies.boosted_scores import BoostedScores
 from kaas.scheduling.policies.fair_share import ClientShare
 from kaas.scheduling.policies.fair_turns import FairTurns
@@ -57,7 +57,7 @@ class Adaptive(Scheduler):
         self._orders: list[BoostedArrivals] = []
         super().__init__(devices)
         self.clients = self._fair_share
-        self._fastest = max(devices, key=lambda device: device.speed)
+        self.costs = Costs(self._estimates, max(devices, key=lambda device: device.speed))
         self.mixed = len({(device.kind, device.speed) for device in devices}) > 1
         self.keep = Keep(self._holdings, self._estimates)
 
@@ -112,12 +112,6 @@ class Adaptive(Scheduler):
         """Return the seconds that a request takes on a worker, with the load of what is missing."""
         device = worker.device.spec
         return self._estimates.run_s(request, device) + self._estimates.load_s(request, device)
-
-    def costs_s(self, request: QueuedRequest) -> tuple[float, float]:
-        """Return the seconds of a run, and of a run with the load of all its memory, on the fastest device."""
-        run_s = self._estimates.run_s(request, self._fastest)
-        nbytes = request.reads.constants.nbytes
-        return run_s, run_s + self._estimates.whole_load_s(request.function, nbytes) if nbytes else run_s
 
     def prefetch(self, request: QueuedRequest, worker: WorkerState) -> bool:
         """Load a request's memory on a busy worker, if no device has it and what leaves is worth less."""
@@ -217,7 +211,7 @@ class BoostedArrivals(BoostedScores):
             request.reads.constants.function = request.function
         self._enter(request)
         if request.deadline_s is not None:
-            _, cost_s = self._policy.costs_s(request)
+            _, cost_s = self._policy.costs.seconds(request)
             self._urgent.add(request, request.deadline_s - 2 * cost_s)
 
     def drop(self, request: QueuedRequest) -> None:
@@ -255,7 +249,7 @@ class BoostedArrivals(BoostedScores):
 
     def _put(self, queue: Queue, costs: tuple[int, int] | None = None) -> None:
         head = queue.head
-        costs = costs or self._cost_classes(head)
+        costs = costs or self._policy.costs.classes(head)
         _, whole = costs
         known = self._costs.get(queue)
         if known is not None and known[1] != whole:
@@ -267,11 +261,6 @@ class BoostedArrivals(BoostedScores):
             self._readers.put(queue, key, head.reads.constants)
         elif queue in self._readers:
             self._readers.discard(queue)  # its run costs the same on each device
-
-    def _cost_classes(self, head: QueuedRequest) -> tuple[int, int]:
-        run_s, whole_s = self._policy.costs_s(head)
-        run = cost_class(run_s)
-        return run, run if whole_s == run_s else cost_class(whole_s)
 
     def _remove_place(self, queue: Queue) -> None:
         if (costs := self._costs.pop(queue, None)) is not None:
@@ -301,7 +290,7 @@ class BoostedArrivals(BoostedScores):
         """Give the flows of a function places by its new times, if these are of another class."""
         for queue in self._of_function.get(function, ()):
             if (known := self._costs.get(queue)) is not None:
-                if known == (costs := self._cost_classes(queue.head)):
+                if known == (costs := self._policy.costs.classes(queue.head)):
                     return  # so are those of the others
                 self._put(queue, costs)
 
@@ -363,10 +352,13 @@ class BoostedArrivals(BoostedScores):
 
     def _best(self, idle: WorkerState) -> QueuedRequest | None:
         """Return the request of the least boosted arrival on a device."""
-        boosts, costs = self._policy.boost, self._costs
+        boosts, costs, classes = self._policy.boost, self._costs, self._classes
+        if len(classes) == 1 and not self._readers.sets:
+            queue: Queue = next(iter(classes.values())).least()[-1]
+            return queue.head  # whatever the boost
         hits = self._readers.leasts(self._policy.held_by(idle)) if self._readers.sets else ()
         found = [(hit[0], hit[1] - boosts[costs[hit[-1]][0]], hit[2], hit[-1]) for hit in hits]
-        for whole, queues in self._classes.items():
+        for whole, queues in classes.items():
             least = queues.least()
             found.append((least[0], least[1] - boosts[whole], least[2], least[-1]))
         return min(found, key=PRIORITY_THEN_TIME)[-1].head if found else None
@@ -383,7 +375,7 @@ class BoostedArrivals(BoostedScores):
         def cost_s(request: QueuedRequest) -> float:
             return math.inf if request in self._local else policy.cost_s(request, idle)
 
-        return self._urgent.first(policy.now_s, may_go, lambda request: policy.costs_s(request)[0], cost_s)
+        return self._urgent.first(policy.now_s, may_go, lambda request: policy.costs.seconds(request)[0], cost_s)
 
     def settled(self) -> None:
         """Load what the next request reads on the worker that is free soonest, and promise the request to it."""

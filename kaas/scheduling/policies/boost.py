@@ -10,6 +10,10 @@ from __future__ import annotations
 
 import math
 
+from kaas.scheduling.events import PhysicalDevice
+from kaas.scheduling.policies.estimates import Estimates
+from kaas.scheduling.policies.state import QueuedRequest
+
 RECENT = 50
 """Waits that the mean is of."""
 NO_WAIT = 0.2
@@ -47,3 +51,32 @@ class Boost(dict[int, float]):
 def cost_class(cost_s: float) -> int:
     """Return the class of a cost in seconds."""
     return round(math.log(max(cost_s, LEAST_S)) / STEP)
+
+
+class Costs:
+    """What requests cost on the fastest device, by which their boosts are found.
+
+    Args:
+        estimates: of the functions' times. fastest: the device.
+    """
+
+    def __init__(self, estimates: Estimates, fastest: PhysicalDevice) -> None:
+        self._estimates, self._fastest = estimates, fastest
+
+    def seconds(self, request: QueuedRequest) -> tuple[float, float]:
+        """Return the seconds of a run, and of a run with the load of all its memory."""
+        run_s = self._estimates.run_s(request, self._fastest)
+        nbytes = request.reads.constants.nbytes
+        return run_s, run_s + self._estimates.whole_load_s(request.function, nbytes) if nbytes else run_s
+
+    def classes(self, request: QueuedRequest) -> tuple[int, int]:
+        """Return the classes of `seconds`. They are kept with the times of the function until these change."""
+        times = self._estimates.functions.get(request.function)
+        if times is not None and times.cost_classes is not None:
+            return times.cost_classes
+        run_s, whole_s = self.seconds(request)
+        run = cost_class(run_s)
+        classes = run, run if whole_s == run_s else cost_class(whole_s)
+        if times is not None and times.runs and (times.loads or not request.reads.constants.nbytes):
+            times.cost_classes = classes  # else other functions' times, or the client's, stand for these
+        return classes

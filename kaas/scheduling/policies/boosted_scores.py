@@ -6,7 +6,7 @@ import math
 from typing import Protocol
 
 from kaas.scheduling.candidates import Candidate
-from kaas.scheduling.policies.boost import Boost, cost_class
+from kaas.scheduling.policies.boost import Boost, Costs, cost_class
 from kaas.scheduling.policies.fair_turns import FairTurns
 from kaas.scheduling.policies.holdings import WorkingSet
 from kaas.scheduling.policies.local_queues import LocalQueues
@@ -20,6 +20,7 @@ class BoostRules(Protocol):
     """The part of the policy that scores depend on."""
 
     boost: Boost
+    costs: Costs
 
     @property
     def now_s(self) -> float:
@@ -33,9 +34,6 @@ class BoostRules(Protocol):
 
     def cost_s(self, request: QueuedRequest, worker: WorkerState) -> float:
         """Return the seconds that a request takes on a worker, with the load of what is missing."""
-
-    def costs_s(self, request: QueuedRequest) -> tuple[float, float]:
-        """Return the seconds of a run, and of a run with the load of all its memory, on the fastest device."""
 
 
 class BoostedScores(OwnPlaces):
@@ -73,7 +71,7 @@ class BoostedScores(OwnPlaces):
         """
         queue = self._flows.get(request.flow)
         hit = queue in hits
-        cost_s = self._policy.costs_s(request)[not hit]
+        cost_s = self._policy.costs.seconds(request)[not hit]
         kept = None if queue is None else self._costs.get(queue)
         boost_s = self._policy.boost[cost_class(cost_s) if kept is None else kept[not hit]]
         near = request.id in urgent
@@ -98,7 +96,7 @@ class BoostedScores(OwnPlaces):
         if deadline_s is None or request in self._local or request.share.priority < first.share.priority:
             return False
         near = self._urgent.is_urgent(request, now_s)
-        in_time = now_s + max(self._policy.costs_s(request)[0], self._policy.cost_s(request, idle)) <= deadline_s
+        in_time = now_s + max(self._policy.costs.seconds(request)[0], self._policy.cost_s(request, idle)) <= deadline_s
         return near and in_time and not self.obstacle(request)
 
     def obstacle(self, request: QueuedRequest) -> str:

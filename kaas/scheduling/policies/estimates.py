@@ -48,7 +48,7 @@ class FunctionTimes:
     Fields:
         runs: seconds without loads, by kind of device. device_s: seconds with loads, on all devices. loads: seconds to
             load one byte, by kind. gap_s: the seconds between its arrivals. called_s: the time of its last arrival.
-            family, batch: as in `FunctionKnown`.
+            family, batch: as in `FunctionKnown`. cost_classes: what `adaptive` makes of the times, until these change.
     """
 
     runs: dict[str, Mean] = field(default_factory=dict)
@@ -58,29 +58,34 @@ class FunctionTimes:
     called_s: float | None = None
     family: str = ""
     batch: float = 0.0
+    cost_classes: tuple[int, int] | None = None
 
 
 class Estimates:
-    """The times of all functions."""
+    """The times of all functions.
+
+    Fields:
+        functions: by name, the one called last at the end.
+    """
 
     def __init__(self) -> None:
-        self._functions: dict[str, FunctionTimes] = {}  # the one called last at the end
+        self.functions: dict[str, FunctionTimes] = {}
         self._families: dict[str, dict[str, None]] = {}
         self._lines: dict[str, dict[str, tuple[float, float]]] = {}  # intercept and slope, by family, then by kind
         self._device_loads: dict[int, Mean] = {}
 
     def of(self, function: str) -> FunctionTimes:
         """Return what is known of a function, as the one called last."""
-        times = self._functions.pop(function, None)
+        times = self.functions.pop(function, None)
         if times is None:
             times = FunctionTimes()
-            if len(self._functions) >= MOST_FUNCTIONS:
-                self._forget(next(iter(self._functions)))
-        self._functions[function] = times
+            if len(self.functions) >= MOST_FUNCTIONS:
+                self._forget(next(iter(self.functions)))
+        self.functions[function] = times
         return times
 
     def _forget(self, function: str) -> None:
-        times = self._functions.pop(function)
+        times = self.functions.pop(function)
         if times.family:
             del self._families[times.family][function]
             self._lines.pop(times.family, None)
@@ -90,6 +95,7 @@ class Estimates:
     def known(self, event: FunctionKnown) -> None:
         """Take in a profile, as so many observations."""
         times = self.of(event.function)
+        times.cost_classes = None
         times.runs[event.kind] = Mean(event.run_s, event.observations)
         if event.nbytes:
             times.loads[event.kind] = Mean(event.load_s / event.nbytes, event.observations)
@@ -113,7 +119,8 @@ class Estimates:
         """Take in what a request took."""
         if event.outcome is not Outcome.SUCCEEDED:
             return
-        times = self._functions.get(function) or self.of(function)
+        times = self.functions.get(function) or self.of(function)
+        times.cost_classes = None
         runs = times.runs.get(device.kind)
         if runs is None:
             runs = times.runs[device.kind] = Mean()
@@ -130,7 +137,7 @@ class Estimates:
 
     def run_s(self, request: QueuedRequest, device: PhysicalDevice) -> float:
         """Return the seconds that a request runs on a device once its objects are there."""
-        times = self._functions.get(request.function)
+        times = self.functions.get(request.function)
         mean = None if times is None else times.runs.get(device.kind) or _of_kind(times.runs, device.kind)
         if mean is not None:
             return mean.value / device.speed
@@ -145,7 +152,7 @@ class Estimates:
         missing_bytes = request.reads.missing_bytes(device.index) if request.reads.nbytes else 0
         if not missing_bytes:
             return 0.0
-        times = self._functions.get(request.function)
+        times = self.functions.get(request.function)
         mean = None if times is None else times.loads.get(device.kind)
         if mean is None:
             mean = self._device_loads.get(device.index)
@@ -155,7 +162,7 @@ class Estimates:
 
     def whole_load_s(self, function: str, nbytes: int) -> float:
         """Return the seconds to load all of a function's memory on some device."""
-        times = self._functions.get(function)
+        times = self.functions.get(function)
         mean = None if times is None else next(iter(times.loads.values()), None)
         if mean is None:
             mean = next(iter(self._device_loads.values()), None)
@@ -166,7 +173,7 @@ class Estimates:
 
         One that was called once is expected again after as long as it has been away: so it is soon worth little.
         """
-        times = self._functions.get(function)
+        times = self.functions.get(function)
         if times is None or times.called_s is None:
             return 0.0
         return 1.0 / max(times.gap_s.value, now_s - times.called_s, SHORTEST_GAP_S)
@@ -176,7 +183,7 @@ class Estimates:
         lines = self._lines.setdefault(family, {})
         line = lines.get(kind)
         if line is None:
-            members = [self._functions[name] for name in self._families[family]]
+            members = [self.functions[name] for name in self._families[family]]
             points = [(each.batch, mean.value) for each in members if (mean := _of_kind(each.runs, kind)) is not None]
             if not points:
                 return None

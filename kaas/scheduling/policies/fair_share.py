@@ -71,8 +71,8 @@ NO_CLIENT = ClientShare("")
 """Stands for the client of a request whose client an earlier epoch of the pool has not left. No FairShare holds it."""
 
 
-class FairShare:
-    """The shares of all clients.
+class FairShare(dict[str, ClientShare]):
+    """The shares of all clients, by name. One that is looked up and not there is made.
 
     A client that comes back after a time without requests starts at the least time per weight of the present clients,
     or at that of the last one that was present, if it had less: absence saves nothing up. The least time is a time at
@@ -86,8 +86,8 @@ class FairShare:
     """
 
     def __init__(self, devices: int) -> None:
+        super().__init__()
         self._devices = devices
-        self._shares: dict[str, ClientShare] = {}
         self._present: dict[ClientShare, None] = {}
         self._starts: list[tuple[float, int, ClientShare]] = []  # heap of started_s; older entries are skipped
         self._newest: dict[ClientShare, int] = {}  # the numbers of their entries
@@ -97,25 +97,20 @@ class FairShare:
         self.limited: dict[ClientShare, None] = {}
         self.wake_s: float | None = None
 
-    def __getitem__(self, client: str) -> ClientShare:
-        share = self._shares.get(client)
-        if share is None:
-            if len(self._shares) >= MOST_SHARES:
-                self._forget()
-            share = self._shares[client] = ClientShare(client)
+    def __missing__(self, client: str) -> ClientShare:
+        if len(self) >= MOST_SHARES:
+            self._forget()
+        share = self[client] = ClientShare(client)
         return share
-
-    def __len__(self) -> int:
-        return len(self._shares)
 
     def weight(self, client: str) -> float:
         """Return the weight of a client; 1 of an unknown one."""
-        share = self._shares.get(client)
+        share = self.get(client)
         return 1.0 if share is None else share.weight
 
     def mean_s(self, client: str) -> float:
         """Return the mean device seconds of a client's requests; 0 of an unknown one."""
-        share = self._shares.get(client)
+        share = self.get(client)
         return 0.0 if share is None else share.mean_s
 
     def know(self, event: ClientKnown) -> ClientShare:
@@ -148,14 +143,14 @@ class FairShare:
 
     def gone(self, client: str) -> None:
         """Forget a client, when its last request has ended at the latest."""
-        share = self._shares.get(client)
+        share = self.get(client)
         if share is None:
             return
         present, share.announced, share.known = share.present, False, False
         if not share.pending:
             if present:
                 self._absent(share)
-            del self._shares[client]
+            del self[client]
             self.limited.pop(share, None)
 
     # --- presence
@@ -209,9 +204,9 @@ class FairShare:
     def _forget(self) -> None:
         """Forget clients that would come back at the time of the present clients, as a new client does."""
         least_s = self._least_s()
-        for client, share in list(self._shares.items()):
+        for client, share in list(self.items()):
             if not share.present and not share.known and share.time_s <= least_s:
-                del self._shares[client]
+                del self[client]
 
     # --- charges
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 import msgspec
 
@@ -343,42 +343,39 @@ def partition(devices: Iterable[PhysicalDevice], *, home: Serves | None = None, 
     return made
 
 
-class RequestTable:
-    """All requests that are queued or run. Unknown ids are a `PolicyError`."""
+class RequestTable(dict[int, QueuedRequest]):
+    """All requests that are queued or run, by id. Unknown ids are a `PolicyError`."""
 
     def __init__(self, holdings: Holdings) -> None:
+        super().__init__()
         self._holdings = holdings
-        self._requests: dict[int, QueuedRequest] = {}
 
     def add(self, event: RequestArrived, share: ClientShare, group: WorkerGroup) -> QueuedRequest:
         """Add a request that has arrived."""
-        if event.request in self._requests:
+        if event.request in self:
             raise PolicyError(f"request {event.request} arrived twice")
         reads = self._holdings.working_set(event.inputs)
         request = QueuedRequest(event.request, share, group, event.function, reads, event.deadline_s, event.alone)
         request.arrived_s = event.time_s
-        self._requests[request.id] = request
+        self[request.id] = request
         return request
 
     def adopt(self, running: Running, share: ClientShare, worker: WorkerState, now_s: float) -> QueuedRequest:
         """Add a request that an earlier epoch of the pool dispatched to a worker."""
         request = QueuedRequest(running.request, share, worker.group, running.function, worker=worker)
         request.ends_s = now_s if running.ends_s is None else running.ends_s
-        self._requests[request.id] = worker.running[request.id] = request
+        self[request.id] = worker.running[request.id] = request
         worker.group.running += 1
         return request
 
     def forget(self, request: QueuedRequest) -> None:
         """Remove a request that has ended, or left its queue."""
-        del self._requests[request.id]
+        del self[request.id]
         if request.reads is not NOTHING:
             self._holdings.release(request.reads)
 
-    def __getitem__(self, number: int) -> QueuedRequest:
-        found = self._requests.get(number)
-        if found is None:
-            raise PolicyError(f"no such request: {number}")
-        return found
+    def __missing__(self, number: int) -> NoReturn:
+        raise PolicyError(f"no such request: {number}")
 
     def awaiting_inputs(self, number: int) -> QueuedRequest:
         """Return a request that arrived before its inputs."""
@@ -389,9 +386,9 @@ class RequestTable:
 
     def queued(self, partition: Partition) -> list[QueuedRequest]:
         """Return the requests of a partition that no worker runs, by id."""
-        queued = [each for each in self._requests.values() if each.worker is None and each.group.partition is partition]
+        queued = [each for each in self.values() if each.worker is None and each.group.partition is partition]
         return sorted(queued, key=lambda each: each.id)
 
     def groups(self) -> Iterator[WorkerGroup]:
         """Return an iterator over the groups of all requests."""
-        return (request.group for request in self._requests.values())
+        return (request.group for request in self.values())

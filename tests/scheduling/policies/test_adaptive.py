@@ -17,7 +17,7 @@ from kaas.errors import InvalidScenario
 from kaas.scheduling.decisions import Decision, Prefetch
 from kaas.scheduling.events import ClientKnown, Event, PhysicalDevice
 from kaas.scheduling.policies.adaptive import Adaptive
-from kaas.scheduling.policies.boost import Boost, cost_class
+from kaas.scheduling.policies.boost import Boost, Costs, cost_class
 from kaas.scheduling.policies.sjf import ShortestJobFirst
 from kaas.scheduling.policies.state import QueuedRequest
 from kaas.scheduling.simulation.scenario_file import read
@@ -281,13 +281,13 @@ def test_urgent_requests_of_a_client_that_limits_hold_back_are_not_looked_at(mon
     world.time_s = 0.7
     first = world.arrive("runs", "g")
     looked: list[str] = []
-    run_s = Adaptive.costs_s
+    seconds = Costs.seconds
 
-    def counted(policy: Adaptive, request: QueuedRequest) -> tuple[float, float]:
+    def counted(costs: Costs, request: QueuedRequest) -> tuple[float, float]:
         looked.append(request.share.client)
-        return run_s(policy, request)
+        return seconds(costs, request)
 
-    monkeypatch.setattr(Adaptive, "costs_s", counted)
+    monkeypatch.setattr(Costs, "seconds", counted)
     world.finish(first, 1.0)
     world.arrive("runs", "g", deadline_s=2.0)
     assert "held" not in looked
