@@ -33,7 +33,7 @@ SHORTEST_S, LONGEST_S = 1.2, 2.5
 FEW_S = 2.0
 """Seconds of a window with fewer: of long kernels, or where nearly each request starts a process. If the start takes
 longer than START_S, so do these windows."""
-START_S = 0.8
+START_S = 0.6
 WINDOWS = 4
 """The most windows of a cell; three that agree end it. Windows with too few requests to agree have no fourth;
 but online four are the least that show a growing queue."""
@@ -181,8 +181,8 @@ def measured(
     assert peak_per_s is not None or not cell.online, "an online cell comes after its offline cell"
     crowded = is_crowded(cell, testbed)
     places = testbed.devices * (1 if cell.side.is_etask or crowded else SLOTS)
-    if cell.online or not crowded:  # else nearly each request starts a process, the first ones as the others
-        (replicas.first(testbed.devices) if crowded else replicas).warm(places)
+    if not crowded:  # else nearly each request starts a process, the first ones as the others
+        replicas.warm(places)
     offered_per_s = PEAK_SHARE * peak_per_s if cell.online and peak_per_s else 0.0
     count = 0 if cell.online else callers(replicas.workload, testbed, cell.replicas)
     window_s, windows = _windows(cell, testbed, offered_per_s, start_s)
