@@ -104,10 +104,6 @@ class Adaptive(Scheduler):
         """Return the working sets that are whole on a worker's device, or will be."""
         return self._holdings.memories[worker.device.index].whole
 
-    def run_s(self, request: QueuedRequest, worker: WorkerState) -> float:
-        """Return the seconds that a request runs on a worker that has its memory."""
-        return self._estimates.run_s(request, worker.device.spec)
-
     def cost_s(self, request: QueuedRequest, worker: WorkerState) -> float:
         """Return the seconds that a request takes on a worker, with the load of what is missing."""
         device = worker.device.spec
@@ -128,17 +124,23 @@ class Adaptive(Scheduler):
         self._cache_orders.prefetch(worker, constants.sizes, victims)
         return True
 
-    def destination(self, request: QueuedRequest, idle: WorkerState, local: LocalQueues) -> WorkerState | None:
-        """Return the worker that a request goes to at once; None: the request was promised to a busy one.
+    def hit(self, request: QueuedRequest, idle: WorkerState) -> WorkerState | None:
+        """Return the free worker on which a request loads nothing, `idle` before others; None if the devices differ."""
+        constants = request.reads.constants
+        if self.mixed or not constants.nbytes or idle.device.index in constants.whole:
+            return None if self.mixed else idle
+        holders = request.group.free_on(constants.whole) if request.reads is constants else ()
+        return min(holders, key=self._least_used, default=None)
 
-        That is a free device with the request's memory; or a busy one with the memory, if the request ends there before
-        it would end on a free device; or the free device where it ends first, of equals the one that loses least. On
-        devices of different speed a busy device may lack the memory.
+    def destination(self, request: QueuedRequest, idle: WorkerState, local: LocalQueues) -> WorkerState | None:
+        """Return the worker that a request without a `hit` goes to; None: the request was promised to a busy one.
+
+        That is a busy device with the request's memory, if the request ends there before it would end on a free device;
+        or the free device where it ends first, of equals the one that loses least. On devices of different speed a busy
+        device may lack the memory.
         """
         holders = request.reads.constants.whole
         some = list(request.group.free_on(holders))
-        if some and request.reads is request.reads.constants and not self.mixed:
-            return some[0] if len(some) == 1 else min(some, key=self._least_used)
         if not some or self.mixed:
             others = (each for each in request.group.open.values() if each is not idle and not each.gated)
             some += [idle, *islice(others, COMPARED - 1)]
@@ -146,7 +148,7 @@ class Adaptive(Scheduler):
         if free.device.index in holders and not self.mixed:
             return free
         devices = {each.index: None for each in request.group.partition.devices} if self.mixed else holders
-        before_s, run_s = self.now_s + self.cost_s(request, free), self.run_s(request, free)
+        before_s, run_s = self.now_s + self.cost_s(request, free), self._estimates.run_s(request, free.device.spec)
         busy = local.soonest(request, devices, self.now_s, least_s=0.0 if self.mixed else run_s, before_s=before_s)
         if busy is None:
             return free
@@ -163,7 +165,8 @@ class Adaptive(Scheduler):
     def _preference(self, request: QueuedRequest, worker: WorkerState) -> tuple[float, ...]:
         """Return the order of free workers for a request: by its cost there, by what else runs, by what is lost."""
         device, reads = worker.device.index, request.reads
-        cost_s, lost = self.run_s(request, worker) if self.mixed else 0.0, 0.0  # else the run is as long everywhere
+        # where devices are alike, the run is as long everywhere
+        cost_s, lost = self._estimates.run_s(request, worker.device.spec) if self.mixed else 0.0, 0.0
         if reads.missing_bytes(device):
             cost_s += self._estimates.load_s(request, worker.device.spec)
             lost = self.keep.loss(reads, device, self.now_s)
@@ -192,8 +195,7 @@ class BoostedArrivals(BoostedScores):
 
     def needed_sets(self, worker: WorkerState) -> list[WorkingSet]:
         """Return what the requests read that wait for a worker or run there."""
-        running = [request.reads for request in worker.running.values()]
-        return [*running, *(request.reads for request in self._local.requests(worker))]
+        return [request.reads for request in (*worker.running.values(), *self._local.requests(worker))]
 
     def waited_for(self, constants: WorkingSet) -> bool:
         """Return True if a request waits that reads a working set."""
@@ -205,14 +207,23 @@ class BoostedArrivals(BoostedScores):
         """Return the client and the function of a request."""
         return request.share, request.function
 
+    def at_once(self, request: QueuedRequest) -> WorkerState | None:
+        """Return the free worker with the memory of a request that comes while no other waits; None: there is none."""
+        idle = self._policy.idle_worker(request.group)
+        worker = None if idle is None else self._policy.hit(request, idle)
+        if worker is not None:
+            if request.reads.nbytes:
+                request.reads.constants.function = request.function
+            self._turns.passes(request.share)
+        return worker
+
     def add(self, request: QueuedRequest) -> None:
         """Add a request to its flow."""
         if request.reads.nbytes:
             request.reads.constants.function = request.function
         self._enter(request)
         if request.deadline_s is not None:
-            _, cost_s = self._policy.costs.seconds(request)
-            self._urgent.add(request, request.deadline_s - 2 * cost_s)
+            self._urgent.add(request, request.deadline_s - 2 * self._policy.costs.seconds(request)[1])
 
     def drop(self, request: QueuedRequest) -> None:
         """Remove a request from its flow, or from a local queue."""
@@ -332,10 +343,7 @@ class BoostedArrivals(BoostedScores):
             chosen = (self._urgent_one(idle) if self._urgent.waiting else None) or self._best(idle)
             if chosen is None:
                 return None
-            constants = chosen.reads.constants
-            if not self._policy.mixed and (not constants.nbytes or idle.device.index in constants.whole):
-                return chosen, idle
-            to = self._policy.destination(chosen, idle, self._local)
+            to = self._policy.hit(chosen, idle) or self._policy.destination(chosen, idle, self._local)
             if to is not None:
                 return chosen, to
             self._leave(chosen)

@@ -161,6 +161,10 @@ class EffectiveTime(FlowOrder):
         if queues and share not in self._parked:
             self._changed.update(queues)
 
+    def at_once(self, request: QueuedRequest) -> WorkerState | None:
+        """Return the worker of a request that comes while no other waits."""
+        return self._policy.worker_for(request)
+
     def next(self) -> Chosen | None:
         """Return the request that goes now, and its worker."""
         queue = self._least()

@@ -57,6 +57,11 @@ class FairTurns:
         """Return True if a client counts among those of its priority that wait."""
         return self._priority.get(share) == share.priority
 
+    def passes(self, share: ClientShare) -> None:
+        """Take in that a request of a client comes and goes, while no client waits."""
+        if self._lead_s < math.inf:
+            self._fair_share.lift(share, self._turns[share.priority].now_s)
+
     def came(self, request: QueuedRequest) -> None:
         """Take in that a request waits."""
         if self._lead_s < math.inf:

@@ -160,6 +160,14 @@ class LocalityOrder(FlowOrder):
         self._newest = max(self._newest, request.id)
         self._passed = None
 
+    def at_once(self, request: QueuedRequest) -> WorkerState | None:
+        """Return the idle worker for a request that comes while no other waits, if its memory is there."""
+        idle, constants = self._policy.idle_worker(request), request.reads.constants
+        if self._policy.mixed or idle is None or not (constants is NOTHING or idle.device.index in constants.whole):
+            return None
+        self._newest, self._passed = max(self._newest, request.id), None
+        return idle
+
     def drop(self, request: QueuedRequest) -> None:
         """Remove a request from the queue, or from a local queue."""
         if request in self._local:

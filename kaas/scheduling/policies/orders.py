@@ -313,6 +313,10 @@ class PriorityOrder(FlowOrder):
         super().__init__()
         self._suited = suited
 
+    def at_once(self, request: QueuedRequest) -> WorkerState | None:
+        """Return the worker of a request that comes while no other waits."""
+        return self._suited(request)
+
     def next(self) -> Chosen | None:
         """Return the request that goes now, and its worker."""
         queue = self.heads.first()

@@ -192,8 +192,16 @@ class Scheduler(Explained):
         return group
 
     def _enqueue(self, request: QueuedRequest) -> None:
-        request.group.enqueue(request)
-        self._mark_dirty(request.group)
+        group = request.group
+        held = request.alone or request.share.limited or request.deadline_s is not None or self._holdings.uneven
+        # where none waits, and nothing holds it back, a request goes without a place among others
+        worker = group.order.at_once(request) if group.open and not (group.ready or self._dirty or held) else None
+        if worker is None:
+            group.enqueue(request)
+            self._mark_dirty(group)
+        else:
+            self._touched[group.partition] = None
+            self._begin(request, worker)
 
     def _dequeue(self, request: QueuedRequest) -> None:
         if request.group.aside:
@@ -208,7 +216,6 @@ class Scheduler(Explained):
             self._leave(request)
 
     def _leave(self, request: QueuedRequest) -> None:
-        """Remove a queued request."""
         if request.ready:
             self._dequeue(request)
             self._mark_dirty(request.group)
@@ -232,8 +239,7 @@ class Scheduler(Explained):
         self.estimated(request.function)
         if share is not NO_CLIENT:
             # a request that failed before it had the device, or began in an earlier epoch, is no measure of others
-            failed = event.outcome is events.Outcome.FAILED and not event.device_s
-            counts = request.estimate_s is not None and not failed
+            counts = request.estimate_s is not None and (event.device_s or event.outcome is not events.Outcome.FAILED)
             latency_s = None if request.arrived_s is None else event.time_s - request.arrived_s
             self._fair_share.measured(share, request.estimate_s, event.device_s, latency_s if counts else None)
             self.recharged(share)
@@ -306,9 +312,8 @@ class Scheduler(Explained):
         self._placement.decisions.append(Reject(request.id, reason))
 
     def _client_gone(self, client: str) -> None:
-        """Stop the workers that only this client's requests could use."""
         self._fair_share.gone(client)
-        self._placement.stop_idle(client)
+        self._placement.stop_idle(client)  # workers that only this client's requests could use
         self._mark_dirty_all()
 
     # --- decisions
@@ -336,9 +341,11 @@ class Scheduler(Explained):
         return decisions
 
     def _dispatch_group(self, group: WorkerGroup) -> None:
-        if group.alone:
-            for request in sorted(group.alone.values(), key=lambda request: request.id):
-                self._dispatch_alone(request)
+        for request in sorted(group.alone.values(), key=lambda each: each.id) if group.alone else ():
+            if request.late(self.now_s):
+                self._dequeue(request)
+            elif (claimed := self._alone.claim(request, self.now_s)) is not None:
+                self._dispatch(request, claimed)
         if group.aside:
             self._oversized.bring_back(group)
         order = group.order
@@ -355,15 +362,13 @@ class Scheduler(Explained):
                 self._dispatch(request, larger)
         order.settled()
 
-    def _dispatch_alone(self, request: QueuedRequest) -> None:
-        if request.late(self.now_s):
-            self._dequeue(request)
-        elif (worker := self._alone.claim(request, self.now_s)) is not None:
-            self._dispatch(request, worker)
-
     def _dispatch(self, request: QueuedRequest, worker: WorkerState) -> None:
-        request.worker = worker
         self._dequeue(request)
+        self._begin(request, worker)
+
+    def _begin(self, request: QueuedRequest, worker: WorkerState) -> None:
+        """Give a request, which does not wait, a slot of a worker."""
+        request.worker = worker
         share = request.share
         slot = self._placement.take_slot(worker, request)
         request.estimate_s = self._fair_share.dispatched(share)
@@ -384,7 +389,6 @@ class Scheduler(Explained):
     # --- state
 
     def _mark_dirty(self, group: WorkerGroup) -> None:
-        """Mark a group whose requests may go on after a change."""
         if group.ready:
             self._dirty[group] = None
         self._touched[group.partition] = None

@@ -104,6 +104,10 @@ class RequestOrder(Protocol):
     def drop(self, request: QueuedRequest) -> None:
         """Remove a request that was dispatched, or that left."""
 
+    def at_once(self, request: QueuedRequest) -> WorkerState | None:  # noqa: ARG002
+        """Return the worker of a request that comes while none waits, as if it had been added; None: it has to be."""
+        return None
+
     def park(self, share: ClientShare) -> None:
         """Pass over the requests of a client that limits hold back, until `unpark`."""
 

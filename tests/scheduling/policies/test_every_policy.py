@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kaas.scheduling.decisions import PolicyFactory
-from kaas.scheduling.events import ObjectUse
+from kaas.scheduling.decisions import Decision, PolicyFactory
+from kaas.scheduling.events import Event, ObjectUse, PhysicalDevice
 from kaas.scheduling.policies import POLICIES
 from kaas.scheduling.policies.cfs_affinity import CfsAffinity
+from kaas.scheduling.policies.orders import FlowOrder
+from kaas.scheduling.policies.scheduler import Scheduler
 from kaas.scheduling.policies.static import Static
 from tests.scheduling.policies.world import ETASK, EXECUTOR, World
 
@@ -35,7 +38,8 @@ class Chaos:
 
     def arrive(self) -> None:
         world = self.world
-        inputs = tuple(ObjectUse(bytes([self.draw(4)]), 1 + self.draw(3)) for _ in range(self.draw(3)))
+        uses = [(bytes([self.draw(4)]), 1 + self.draw(3), self.draw(2) == 1) for _ in range(self.draw(3))]
+        inputs = tuple(ObjectUse(key, nbytes, constant=constant) for key, nbytes, constant in uses)
         world.arrive(
             CLIENTS[self.draw(3)],
             "fg"[self.draw(2)],
@@ -80,19 +84,66 @@ class Chaos:
             world.resident(worker, (bytes([self.draw(4)]),), (bytes([self.draw(4)]),))
 
 
+def chaos(world: World, data: st.DataObject) -> None:
+    """Draw events until all requests have ended."""
+
+    def draw(n: int) -> int:
+        return data.draw(st.integers(0, n - 1))
+
+    world.tick()
+    drawn = Chaos(world, draw)
+    usual = [drawn.arrive, drawn.arrive, drawn.time_passes, drawn.time_passes]
+    rare = [drawn.cancel, drawn.die, drawn.fail_to_start, drawn.settings, drawn.residency]
+    for action in data.draw(st.lists(st.sampled_from(usual + rare), min_size=10, max_size=60)):
+        action()
+    world.settle(draw)
+
+
 @pytest.mark.parametrize("name", FACTORIES)
 @given(data=st.data(), devices=st.integers(1, 5), slots=st.integers(1, 3), etask_workers=st.integers(1, 3))
 def test_every_request_is_answered_once(
     name: str, data: st.DataObject, devices: int, slots: int, etask_workers: int
 ) -> None:
-    def draw(n: int) -> int:
-        return data.draw(st.integers(0, n - 1))
+    chaos(World(FACTORIES[name], devices, slots, etask_workers), data)
 
-    world = World(FACTORIES[name], devices, slots, etask_workers)
+
+class Twins:
+    """A policy, and another one in which each request takes a place among others: that of a watched policy."""
+
+    def __init__(self, factory: Callable[[Sequence[PhysicalDevice]], Scheduler], devices: Sequence[PhysicalDevice]):
+        self._policy, self._twin = factory(devices), factory(devices)
+        self._twin.watch(lambda *_: None)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._policy, name)
+
+    def handle(self, event: Event) -> list[Decision]:
+        decisions = self._policy.handle(event)
+        assert decisions == self._twin.handle(event)
+        return decisions
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+@given(data=st.data(), devices=st.integers(1, 5), slots=st.integers(1, 3), etask_workers=st.integers(1, 3))
+def test_a_request_that_need_not_wait_goes_where_it_would_go_among_others(
+    name: str, data: st.DataObject, devices: int, slots: int, etask_workers: int
+) -> None:
+    factory = cast("Callable[[Sequence[PhysicalDevice]], Scheduler]", FACTORIES[name])
+    chaos(World(partial(Twins, factory), devices, slots, etask_workers), data)
+
+
+@pytest.mark.parametrize("name", sorted({*POLICIES} - {"batch", "mqfq_sticky"}))
+def test_a_request_that_need_not_wait_takes_no_place_among_others(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def add(*_: object) -> None:
+        raise AssertionError("nothing waits")
+
+    world = World(FACTORIES[name])
     world.tick()
-    chaos = Chaos(world, draw)
-    usual = [chaos.arrive, chaos.arrive, chaos.time_passes, chaos.time_passes]
-    rare = [chaos.cancel, chaos.die, chaos.fail_to_start, chaos.settings, chaos.residency]
-    for action in data.draw(st.lists(st.sampled_from(usual + rare), min_size=10, max_size=60)):
-        action()
-    world.settle(draw)
+    if name == "exclusive":  # no worker starts before a request needs one
+        world.arrive()
+    world.up(0)
+    if world.running:
+        world.finish(0)
+    monkeypatch.setattr(FlowOrder, "add", add)
+    for _ in range(3):
+        world.finish(world.arrive())
