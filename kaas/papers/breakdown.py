@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 CLIENTS = 5
 """The number of clients; the mean of their first requests is the figure."""
-PROBES = 5
+PROBES = 3
 """The number of requests for a column of Table 1."""
-WARM = 50
+WARM = 20
 """The number of warm requests of each of these clients."""
 TASKS = ("kTask", "eTask")
 BREAKDOWNS = 5
@@ -101,7 +101,7 @@ def properties(server: ExperimentServer) -> list[Properties]:
     made: list[Properties] = []
     for workload in map(WORKLOADS.__getitem__, TABLE):
         with server.ktasks(workload, 1) as replica:
-            replica.warm(1)
+            replica.warm(1, 1)
             for _ in range(PROBES):
                 replica.check(0, replica.send(0).result())
             with Client(server.address, keys=server.keys[0]) as client:

@@ -34,9 +34,10 @@ FEW_S = 2.0
 """Seconds of a window with fewer: of long kernels, or where nearly each request starts a process. If the start takes
 longer than START_S, so do these windows."""
 START_S = 0.6
-WINDOWS = 4
+WINDOWS, MANY_WINDOWS = 4, 7
 """The most windows of a cell; three that agree end it. Windows with too few requests to agree have no fourth;
-but online four are the least that show a growing queue."""
+but online four are the least that show a growing queue. With enough requests MANY_WINDOWS are time for devices that at
+the beginning lack some replicas' constants."""
 RAMP, LATE = 0.5, 0.1
 """The longest ramp, and how much later than their time the windows end together: in windows."""
 LEAST_EACH = 2
@@ -182,7 +183,7 @@ def measured(
     crowded = is_crowded(cell, testbed)
     places = testbed.devices * (1 if cell.side.is_etask or crowded else SLOTS)
     if not crowded:  # else nearly each request starts a process, the first ones as the others
-        replicas.warm(places)
+        replicas.warm(places, testbed.devices)
     offered_per_s = PEAK_SHARE * peak_per_s if cell.online and peak_per_s else 0.0
     count = 0 if cell.online else callers(replicas.workload, testbed, cell.replicas)
     window_s, windows = _windows(cell, testbed, offered_per_s, start_s)
@@ -240,7 +241,8 @@ def _windows(cell: Cell, testbed: Testbed, offered_per_s: float, start_s: float)
     crowded = is_crowded(cell, testbed)
     few_s = FEW_S * max(1.0, start_s / START_S) if crowded else FEW_S
     if cell.online:
-        return LONGEST_S if offered_per_s * LONGEST_S >= WINDOW_REQUESTS else few_s, WINDOWS
+        enough = offered_per_s * LONGEST_S >= WINDOW_REQUESTS
+        return (LONGEST_S, MANY_WINDOWS) if enough else (few_s, WINDOWS)
     enough_s = WINDOW_REQUESTS * testbed.kernels_s(WORKLOADS[cell.workload]) / testbed.devices
     if crowded or enough_s > LONGEST_S:
         return few_s, STABLE_WINDOWS + crowded  # the first results of processes come late

@@ -80,13 +80,17 @@ class Replicas:
         if abs(found - self.answers[replica]) > TOLERANCE * max(1.0, abs(self.answers[replica])):
             raise WrongAnswer(f"{self.workload.name}, replica {replica}: {found} is not {self.answers[replica]}")
 
-    def warm(self, least: int) -> None:
-        """Send a request of each replica that has not been warm, and `least` in all, at once.
+    def warm(self, least: int, again: int) -> None:
+        """Send a request of each replica that has not been warm, at once: each device compiles, or starts a process.
 
-        Each device compiles, or starts a process; and what an earlier load left under way has ended.
+        What an earlier load left under way has ended then.
+
+        Args:
+            least: the least number of requests, some of replicas that have been warm.
+            again: the number of requests if all have been warm.
         """
         new = [number for number in range(len(self.calls)) if number not in self.warmed]
-        numbers = [*new, *range(max(0, least - len(new)))]
+        numbers = [*new, *range(max(0, least - len(new)))] if new else range(again)
         for number, each in zip(numbers, [self.send(number) for number in numbers], strict=True):
             self.check(number, each.result())
         self.warmed.update(new)

@@ -27,11 +27,10 @@ REPLICAS = {
     Side.ETASK_EXCLUSIVE: (4, 16, 32),
 }
 ONLINE_REPLICAS = {Side.KTASK: (4, 16, 32), Side.ETASK_EXCLUSIVE: (4, 16)}
-SINGLE_REPLICAS = [
-    Cell(name, side, 1) for name in ("resnet50", "cgemm") for side in (Side.KTASK_EXCLUSIVE, Side.ETASK_EXCLUSIVE)
-]
+SINGLES = ("cgemm", "resnet50")
+"""Workloads of which the paper's text speaks of single clients."""
 FURTHER = [
-    *SINGLE_REPLICAS,
+    *(Cell(name, side, 1) for name in SINGLES for side in (Side.KTASK_EXCLUSIVE, Side.ETASK_EXCLUSIVE)),
     Cell("resnet50", Side.KTASK_EXCLUSIVE, MOST_REPLICAS),
     Cell("cgemm", Side.KTASK, 24),
     Cell("resnet50", Side.ETASK_SHARED, 16),
@@ -110,7 +109,7 @@ def run(
     """
     left = sorted(
         (cell for cell in cells_of(figures) if cell not in results.found),
-        key=lambda cell: (*_server_of(cell), cell.workload, cell.replicas, cell.online, cell.peak is not None),
+        key=lambda cell: (*_server_of(cell), *_turn(cell)),
     )
     singles = _missing_singles(figures, results)
     with _Servers(testbed, tell) as servers:
@@ -149,15 +148,20 @@ def _found(
         return None
 
 
-def _server_of(cell: Cell) -> tuple[bool, str, int, str, str]:
+def _server_of(cell: Cell) -> tuple[bool, str, int, str, int]:
     """Return what cells of one server have in common: their turn, their policy, the processes of eTasks, and the rest.
 
     Exclusive sides come first, since some kTasks are loaded at a rate that eTasks reached. There one replica gets all
-    devices only if no earlier client has left a process, so its workload has a server of its own.
+    devices only if no earlier client has left a process, so each server has one workload with a cell of one replica.
     """
     side = cell.side
-    alone = side.exclusive and any((each.side, each.workload) == (side, cell.workload) for each in SINGLE_REPLICAS)
-    return not side.exclusive, side.policy, side.etask_workers, side.name, cell.workload if alone else ""
+    number = SINGLES.index(cell.workload) if side.exclusive and cell.workload in SINGLES else 0
+    return not side.exclusive, side.policy, side.etask_workers, side.name, number
+
+
+def _turn(cell: Cell) -> tuple[bool, str, int, bool, bool]:
+    """Return the order of a server's cells: more replicas come later, so that those that are warm stay warm."""
+    return cell.workload not in SINGLES, cell.workload, cell.replicas, cell.online, cell.peak is not None
 
 
 def is_of(kept: ResultLine, figures: Sequence[str]) -> bool:

@@ -37,8 +37,8 @@ class StandReplicas:
     clients: list[int] = field(default_factory=list)
     checked: int = 0
 
-    def warm(self, least: int) -> None:
-        assert least >= SMALL.devices
+    def warm(self, least: int, again: int) -> None:
+        assert least >= again == SMALL.devices
         assert not self.clients
         self.warmed += 1
 
@@ -79,7 +79,7 @@ def test_each_client_has_its_arrivals_at_random_and_its_own_results() -> None:
         ("jacobi", Side.KTASK, 0, (2.0, 3)),  # 20 requests a window, in batches of 4
         ("resnet50", Side.ETASK_EXCLUSIVE, 0, (2.0, 4)),  # each request starts a process
         ("resnet50", Side.ETASK_SHARED, 0, (1.2, 4)),  # 16 processes stay on four devices
-        ("resnet50", Side.KTASK, 96, (2.5, 4)),
+        ("resnet50", Side.KTASK, 96, (2.5, 7)),
         ("jacobi", Side.KTASK, 7, (2.0, 4)),
     ],
 )
@@ -125,13 +125,13 @@ def test_replicas_that_were_warm_are_not_all_called_again() -> None:
 
     workload = WORKLOADS["jacobi"]
     replicas = Replicas(workload, {}, tuple(partial(call, number) for number in range(6)), tuple(map(float, range(6))))
-    replicas.first(2).warm(4)
+    replicas.first(2).warm(4, 1)
     assert called == [0, 1, 0, 1]
     called.clear()
-    replicas.warm(5)
+    replicas.warm(5, 1)
     assert called == [2, 3, 4, 5, 0]
     called.clear()
-    replicas.warm(2)
+    replicas.warm(5, 2)
     assert called == [0, 1]  # what an earlier load left under way ends before
 
 

@@ -21,7 +21,7 @@ from kaas.errors import DeadlineExceeded, InvalidRecord, InvalidRequest
 from kaas.papers import experiments
 from kaas.papers.breakdown import TABLE, Breakdown, Properties, Warmth
 from kaas.papers.cells import Cell, Found, Side, callers
-from kaas.papers.experiments import FIGURES, bars, cells_of, is_of, missing, run
+from kaas.papers.experiments import FIGURES, SINGLES, _server_of, bars, cells_of, is_of, missing, run
 from kaas.papers.results import Hardware, Results
 from kaas.papers.small.testbed import SMALL
 from kaas.papers.testbed import Testbed
@@ -121,11 +121,20 @@ def test_all_cells_are_measured_once_and_an_online_cell_knows_its_peak(stand: St
     assert sorted(stand.cells, key=repr) == sorted(cells, key=repr)
     for cell, peak in zip(stand.cells, stand.peaks, strict=True):
         assert not cell.online or peak == cell.replicas
-    # one server for single requests, three for kTasks and eTasks of which one replica may get all devices, one for
-    # eTasks that take turns, and one for kTasks that share
-    assert stand.policies == ["cfs_affinity", *["exclusive"] * 7, "cfs_affinity"]
+    # one server for single requests, two for kTasks and for eTasks that share no process, one for eTasks that take
+    # turns, and one for kTasks that share
+    assert stand.policies == ["cfs_affinity", *["exclusive"] * 5, "cfs_affinity"]
     assert [each.total_s for each in results.breakdowns] == [0.75] * 5
     assert [each.workload for each in results.properties] == list(TABLE)
+
+
+@pytest.mark.parametrize("name", SINGLES)
+def test_one_replica_finds_all_devices_without_processes(name: str, stand: Stand, tmp_path: Path) -> None:
+    """Else an exclusive policy leaves it the device of one other client."""
+    run(list(FIGURES), Results(tmp_path / "results"), SMALL, nothing, nothing)
+    for side in (Side.KTASK_EXCLUSIVE, Side.ETASK_EXCLUSIVE):
+        alone = stand.cells.index(Cell(name, side, 1))
+        assert _server_of(stand.cells[alone - 1]) != _server_of(stand.cells[alone])
 
 
 def test_replicas_that_are_warm_stay_warm(stand: Stand, tmp_path: Path) -> None:

@@ -90,11 +90,11 @@ def test_clients_of_a_server_get_a_network_s_answers_through_its_steps(tmp_path:
         serve(tmp_path, Side.KTASK.policy, testbed, 2) as server,
         server.ktasks(workload, 2) as replicas,
     ):
-        replicas.warm(4)
+        replicas.warm(4, 1)
         assert replicas.answers[1] - replicas.answers[0] == pytest.approx(BIAS)
         for name in ("micro", "cgemm"):  # by the BLAS library, the second with more constants than a client may store
             with server.ktasks(WORKLOADS[name], 1) as replica:
-                replica.warm(1)
+                replica.warm(1, 1)
 
 
 def test_a_machine_without_a_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
