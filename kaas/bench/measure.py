@@ -206,6 +206,7 @@ def measure(
     callers: int = 0,
     whole: bool = False,
     ramp: int = 0,
+    enough: int | None = None,
     stop: Callable[[], bool] = never,
     progress: Callable[[MeasurementWindow], object] = _ignore,
     clock: Callable[[], float] = perf_counter,
@@ -226,6 +227,8 @@ def measure(
         ramp: the first window begins with the end of so many requests, which count for nothing: a pipeline that is
             empty at the beginning gives its first result later than others, and a process that is there gives it
             earlier. The time before counts as part of limit_s.
+        enough: results after the ramp that end the measurement, though its windows do not agree. The last one counts,
+            too, though it is shorter.
         stop: returns True to end now, as Ctrl-C does.
         progress: is called with each window that has ended.
         clock: as the Load's.
@@ -261,13 +264,14 @@ def measure(
                 state = judged(windows)
                 window = _Open(now_s, counts.due(now_s))
             interrupted = stop()
-            if interrupted or (state is not Stability.UNSETTLED and not whole) or now_s - started_s >= limit_s:
+            settled = (state is not Stability.UNSETTLED and not whole) or len(answered) // 3 == enough
+            if interrupted or settled or now_s - started_s >= limit_s:
                 break
         else:
             ended = True
     except KeyboardInterrupt:
         interrupted = True
-    if (whole or not windows) and (now_s := clock()) > window.began_s:
+    if (whole or not windows or len(answered) // 3 == enough) and (now_s := clock()) > window.began_s:
         windows.append(window.closed(counts, now_s))
         window.began_s = now_s
     if state is Stability.UNSETTLED:

@@ -42,8 +42,9 @@ RAMP, LATE = 0.5, 0.1
 """The longest ramp, and how much later than their time the windows end together: in windows."""
 LEAST_EACH = 2
 """The results that each replica has on average in three windows that end a cell."""
-FEWEST = 4
-"""Results that stand behind a rate; it is that of the first ones of each device to the last."""
+FEWEST, ENOUGH = 4, 8
+"""Results that stand behind a rate; it is that of the first ones of each device to the last. Where nearly each request
+starts a process, ENOUGH end an offline cell: two of each device."""
 SHARED = 4
 """The most processes of eTasks on a device, on the side that has them take turns there."""
 CROWDED = 5
@@ -207,6 +208,7 @@ def measured(
         least=least,
         callers=count,
         ramp=ramp,
+        enough=ENOUGH if crowded and not cell.online else None,
     )
     if found.interrupted:
         raise KeyboardInterrupt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any, ClassVar
 
@@ -309,3 +310,12 @@ def test_the_first_results_are_a_ramp_that_counts_for_nothing() -> None:
     assert found.results / found.last_result_s == pytest.approx(10.0)
     assert max(found.latencies_s) == pytest.approx(0.1)
     assert found.began_s == pytest.approx(101.8)
+
+
+def test_enough_results_end_a_measurement_whose_windows_do_not_agree() -> None:
+    """Each request starts a process, which takes long on a slow machine: then so does the measurement."""
+    load = Simulated(iter([1.5] * 20))
+    measured = partial(measure, open_loop=False, window_s=4.0, limit_s=60.0, ramp=1, enough=6)
+    found = measured(load, load.completions(), clock=load.clock)
+    assert found.results == len(found.latencies_s) == 6
+    assert found.last_result_s == pytest.approx(9.0) == sum(each.seconds for each in found.windows)

@@ -16,7 +16,7 @@ from kaas.bench.measure import Measurement
 from kaas.bench.windows import MeasurementWindow, Stability
 from kaas.errors import DeadlineExceeded, WrongAnswer
 from kaas.papers import cells
-from kaas.papers.cells import Cell, Found, Side, measured
+from kaas.papers.cells import ENOUGH, Cell, Found, Side, measured
 from kaas.papers.experiment_server import SLOTS, Replicas
 from kaas.papers.small.testbed import SMALL
 from kaas.papers.workloads import WORKLOADS, Workload
@@ -156,6 +156,12 @@ def test_the_first_results_of_the_devices_count_for_nothing() -> None:
     replicas: Any = StandReplicas()
     found = measured(OFFLINE, replicas, SMALL, None)
     assert found.requests <= len(replicas.clients) - SMALL.devices * SLOTS
+
+
+def test_a_cell_of_which_each_request_starts_a_process_ends_with_enough_results() -> None:
+    """On a slow machine it takes as long as it has to; on a quick one no longer."""
+    found = measured(Cell("jacobi", Side.ETASK_EXCLUSIVE, 16), StandReplicas(), SMALL, None)  # type: ignore[arg-type]
+    assert found.requests == ENOUGH
 
 
 def test_a_percentile_of_few_requests_tells_nothing() -> None:
