@@ -30,7 +30,7 @@ WINDOW_REQUESTS = 40
 """The number of requests of a window that can agree with others: with fewer, one batch more or less is too much."""
 SHORTEST_S, LONGEST_S = 1.2, 2.5
 """Bounds of the seconds of a window with so many. One of random arrivals has LONGEST_S: a percentile takes many."""
-FEW_S = 2.0
+FEW_S = 1.8
 """Seconds of a window with fewer: of long kernels, or where nearly each request starts a process. If the start takes
 longer than START_S, so do these windows."""
 START_S = 0.6
