@@ -126,6 +126,12 @@ class FlowOrder(RequestOrder):
     compares: ClassVar[tuple[str, ...]] = ("-priority", "key", "request")
     """Names of the figures of `place`. "-" stands before one that is taken negative, so that the most goes first."""
 
+    def __init_subclass__(cls) -> None:
+        """Let an order with its own `add`, `drop` or `next` see all requests, unless it also has its own `at_once`."""
+        super().__init_subclass__()
+        if "at_once" not in vars(cls) and not {"add", "drop", "next"}.isdisjoint(vars(cls)):
+            cls.at_once = RequestOrder.at_once  # type: ignore[method-assign]
+
     def __init__(self) -> None:
         self.heads: PriorityQueue[Queue] = PriorityQueue()
         self._flows: dict[Hashable, Queue] = {}

@@ -14,8 +14,9 @@ from kaas.scheduling.decisions import Decision, PolicyFactory
 from kaas.scheduling.events import Event, ObjectUse, PhysicalDevice
 from kaas.scheduling.policies import POLICIES
 from kaas.scheduling.policies.cfs_affinity import CfsAffinity
-from kaas.scheduling.policies.orders import FlowOrder
+from kaas.scheduling.policies.orders import FlowOrder, PriorityOrder
 from kaas.scheduling.policies.scheduler import Scheduler
+from kaas.scheduling.policies.state import RequestOrder, Serves
 from kaas.scheduling.policies.static import Static
 from tests.scheduling.policies.world import ETASK, EXECUTOR, World
 
@@ -147,3 +148,21 @@ def test_a_request_that_need_not_wait_takes_no_place_among_others(name: str, mon
     monkeypatch.setattr(FlowOrder, "add", add)
     for _ in range(3):
         world.finish(world.arrive())
+
+
+def test_an_order_with_its_own_next_request_is_asked_for_each() -> None:
+    """A user's order may keep a device free although a request waits."""
+
+    class Never(PriorityOrder):
+        def next(self) -> None:
+            return None
+
+    class Waits(Scheduler):
+        def order(self, serves: Serves) -> RequestOrder:  # noqa: ARG002
+            return Never(self.suited)
+
+    world = World(Waits)
+    world.tick()
+    world.up(0)
+    world.arrive()
+    assert not world.running
