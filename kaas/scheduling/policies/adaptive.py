@@ -106,8 +106,7 @@ class Adaptive(Scheduler):
 
     def cost_s(self, request: QueuedRequest, worker: WorkerState) -> float:
         """Return the seconds that a request takes on a worker, with the load of what is missing."""
-        device = worker.device.spec
-        return self._estimates.run_s(request, device) + self._estimates.load_s(request, device)
+        return self._estimates.run_s(request, worker.device.spec) + self._estimates.load_s(request, worker.device.spec)
 
     def prefetch(self, request: QueuedRequest, worker: WorkerState) -> bool:
         """Load a request's memory on a busy worker, if no device has it and what leaves is worth less."""
@@ -129,8 +128,13 @@ class Adaptive(Scheduler):
         constants = request.reads.constants
         if self.mixed or not constants.nbytes or idle.device.index in constants.whole:
             return None if self.mixed else idle
-        holders = request.group.free_on(constants.whole) if request.reads is constants else ()
-        return min(holders, key=self._least_used, default=None)
+        memories, least, found = self._holdings.memories, (math.inf, 0, 0), None
+        for worker in request.group.free_on(constants.whole) if request.reads is constants else ():
+            device = worker.device.index
+            order = len(worker.running), -memories[device].free_bytes, device  # as `_preference` has it
+            if order < least:
+                least, found = order, worker
+        return found
 
     def destination(self, request: QueuedRequest, idle: WorkerState, local: LocalQueues) -> WorkerState | None:
         """Return the worker that a request without a `hit` goes to; None: the request was promised to a busy one.
@@ -139,15 +143,15 @@ class Adaptive(Scheduler):
         or the free device where it ends first, of equals the one that loses least. On devices of different speed a busy
         device may lack the memory.
         """
-        holders = request.reads.constants.whole
-        some = list(request.group.free_on(holders))
+        group, holders = request.group, request.reads.constants.whole
+        some = list(group.free_on(holders))
         if not some or self.mixed:
-            others = (each for each in request.group.open.values() if each is not idle and not each.gated)
+            others = (each for each in group.free_on(group.open) if each is not idle)
             some += [idle, *islice(others, COMPARED - 1)]
         free = some[0] if len(some) == 1 else min(some, key=lambda worker: self._preference(request, worker))
         if free.device.index in holders and not self.mixed:
             return free
-        devices = {each.index: None for each in request.group.partition.devices} if self.mixed else holders
+        devices = {each.index: None for each in group.partition.devices} if self.mixed else holders
         before_s, run_s = self.now_s + self.cost_s(request, free), self._estimates.run_s(request, free.device.spec)
         busy = local.soonest(request, devices, self.now_s, least_s=0.0 if self.mixed else run_s, before_s=before_s)
         if busy is None:
@@ -157,20 +161,16 @@ class Adaptive(Scheduler):
         local.promise(request, busy, until_s if until_s > self.now_s else None)
         return None
 
-    def _least_used(self, worker: WorkerState) -> tuple[float, ...]:
-        """Return the order of free workers for a request that loads nothing there: as `_preference` has it."""
-        device = worker.device.index
-        return len(worker.running), -self._holdings.memories[device].free_bytes, device
-
     def _preference(self, request: QueuedRequest, worker: WorkerState) -> tuple[float, ...]:
         """Return the order of free workers for a request: by its cost there, by what else runs, by what is lost."""
-        device, reads = worker.device.index, request.reads
+        device, reads = worker.device.spec, request.reads
+        missing_bytes, free_bytes = reads.missing_bytes(device.index), self._holdings.memories[device.index].free_bytes
         # where devices are alike, the run is as long everywhere
-        cost_s, lost = self._estimates.run_s(request, worker.device.spec) if self.mixed else 0.0, 0.0
-        if reads.missing_bytes(device):
-            cost_s += self._estimates.load_s(request, worker.device.spec)
-            lost = self.keep.loss(reads, device, self.now_s)
-        return cost_s, len(worker.running), lost, -self._holdings.memories[device].free_bytes, device
+        cost_s = self._estimates.run_s(request, device) if self.mixed else 0.0
+        if missing_bytes:
+            cost_s += self._estimates.byte_s(request.function, device) * missing_bytes
+        lost = self.keep.loss(reads, device.index, self.now_s) if missing_bytes > max(0, free_bytes) else 0.0
+        return cost_s, len(worker.running), lost, -free_bytes, device.index
 
 
 class BoostedArrivals(BoostedScores):

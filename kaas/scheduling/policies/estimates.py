@@ -150,15 +150,17 @@ class Estimates:
     def load_s(self, request: QueuedRequest, device: PhysicalDevice) -> float:
         """Return the seconds to load the objects that a device lacks: as its function loads, else as the device."""
         missing_bytes = request.reads.missing_bytes(device.index) if request.reads.nbytes else 0
-        if not missing_bytes:
-            return 0.0
-        times = self.functions.get(request.function)
+        return self.byte_s(request.function, device) * missing_bytes if missing_bytes else 0.0
+
+    def byte_s(self, function: str, device: PhysicalDevice) -> float:
+        """Return the seconds in which a device loads a byte of a function's objects; 0 if no load is known."""
+        times = self.functions.get(function)
         mean = None if times is None else times.loads.get(device.kind)
         if mean is None:
             mean = self._device_loads.get(device.index)
         if mean is None and times is not None:
             mean = _of_kind(times.loads, device.kind)
-        return 0.0 if mean is None else mean.value * missing_bytes
+        return 0.0 if mean is None else mean.value
 
     def whole_load_s(self, function: str, nbytes: int) -> float:
         """Return the seconds to load all of a function's memory on some device."""

@@ -54,23 +54,35 @@ class DeviceMemory:
     """A device's memory.
 
     Fields:
-        capacity_bytes: None if it is not known. used: the objects that the device holds or gets, each with the number
-            of the dispatch that used it last. coming: objects on their way, with the number of requests that bring it.
+        capacity_bytes: None if it is not known. free_bytes: those that no object takes; 0 if the size is not known.
+        used: the objects that the device holds or gets, each with the number of the dispatch that used it last.
+        coming: objects on their way, with the number of requests that bring it.
         near, whole: working sets of which the device holds at least half, and all.
     """
 
     capacity_bytes: int | None
     used_bytes: int = 0
+    free_bytes: int = field(init=False)
     used: dict[bytes, int] = field(default_factory=dict)
     coming: dict[bytes, int] = field(default_factory=dict)
     near: dict[WorkingSet, None] = field(default_factory=dict)
     whole: dict[WorkingSet, None] = field(default_factory=dict)
     _oldest: list[bytes] | None = None
 
-    @property
-    def free_bytes(self) -> int:
-        """The bytes that no object takes; 0 if the size is not known."""
-        return 0 if self.capacity_bytes is None else self.capacity_bytes - self.used_bytes
+    def __post_init__(self) -> None:
+        self.resized(self.capacity_bytes)
+
+    def resized(self, capacity_bytes: int | None) -> None:
+        """Take in the size of the memory."""
+        self.capacity_bytes = capacity_bytes
+        self.free_bytes = 0 if capacity_bytes is None else capacity_bytes - self.used_bytes
+
+    def taken(self, nbytes: int) -> None:
+        """Take in that objects take so many more bytes, or fewer."""
+        self.used_bytes += nbytes
+        if self.capacity_bytes is not None:
+            self.free_bytes -= nbytes
+        self._oldest = None
 
     def oldest_first(self) -> list[bytes]:
         """Return the objects by their last use, and by key among equals."""
@@ -79,7 +91,7 @@ class DeviceMemory:
         return self._oldest
 
     def changed(self) -> None:
-        """Take in that an object came, left, or was used."""
+        """Take in that an object was used."""
         self._oldest = None
 
 
@@ -201,7 +213,7 @@ class Holdings:
         """Take in that a worker with an empty cache of this size is up."""
         memory = self.memories[device]
         if memory.capacity_bytes != memory_bytes:
-            memory.capacity_bytes = memory_bytes
+            memory.resized(memory_bytes)
             self.uneven = _uneven(self.memories)
 
     def dispatched(self, sizes: Mapping[bytes, int], device: int) -> tuple[bytes, ...]:
@@ -300,7 +312,7 @@ class Holdings:
         if more_bytes > 0:
             self._sizes[key] = nbytes
             for device in self._holders[key]:
-                self.memories[device].used_bytes += more_bytes
+                self.memories[device].taken(more_bytes)
 
     def _add(self, key: bytes, device: int, nbytes: int) -> None:
         memory = self.memories[device]
@@ -310,8 +322,7 @@ class Holdings:
         if key not in self._sizes:
             self._sizes[key] = max(nbytes, *(each.sizes[key] for each in readers)) if readers else nbytes
         memory.used[key] = self.dispatches
-        memory.used_bytes += self._sizes[key]
-        memory.changed()
+        memory.taken(self._sizes[key])
         self._holders.setdefault(key, set()).add(device)
         for reader in readers:
             self._hold(reader, device, reader.sizes[key])
@@ -321,8 +332,7 @@ class Holdings:
         if key not in memory.used:
             return
         del memory.used[key]
-        memory.used_bytes -= self._sizes[key]
-        memory.changed()
+        memory.taken(-self._sizes[key])
         holders = self._holders[key]
         holders.discard(device)
         if not holders:

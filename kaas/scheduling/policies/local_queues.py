@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from heapq import merge
+import math
+from collections.abc import Callable, Collection, Iterator
 
 from kaas.scheduling.policies.fair_share import ClientShare
-from kaas.scheduling.policies.orders import Entry, PriorityQueue, SortKey
+from kaas.scheduling.policies.orders import PriorityQueue
 from kaas.scheduling.policies.state import QueuedRequest, WorkerState
 
 Seconds = Callable[[QueuedRequest, WorkerState], float]
@@ -154,23 +154,17 @@ class LocalQueues:
         Workers are walked through by the time before which they are not free, and the devices in turns with them, until
         either walk is complete, or no later worker can do better: the request takes `least_s` at least on any of them.
         """
-
-        def free_s(entry: Entry | SortKey) -> float:
-            """Return a time before which a worker is not free: the later its run is, the later that ends."""
-            expected_s: float = entry[0]
-            return expected_s if expected_s >= now_s else now_s + overrun * (now_s - expected_s)
-
-        overrun = self._overrun if request.group.one_each else 0.0  # another slot may be free before the late one
         best, found = (before_s, -1), None
+        overrun = self._overrun if request.group.one_each else 0.0  # another slot may be free before the late one
         busy = self._by_time()
-        by_time = merge(busy.before((now_s,)), busy.after((now_s,)), key=free_s)
-        for entry, index in zip(by_time, devices, strict=False):
-            if free_s(entry) + least_s > best[0]:
+        for (free_s, first), index in zip(_by_free_time(busy, now_s, overrun), devices, strict=False):
+            if free_s + least_s > best[0]:
                 break
-            for worker in (entry[-1], self._busy_on.get(index)):
+            for worker in (first, self._busy_on.get(index)):
                 if worker is None or worker.device.index not in devices:
                     continue
-                if free_s(busy.key(worker)) + least_s <= best[0] and _promisable(worker):
+                in_time = worker is first or _late_s(busy[worker][0], now_s, overrun) + least_s <= best[0]
+                if in_time and _promisable(worker):
                     end = self.ends_s(request, worker, now_s), worker.device.index
                     if end < best:
                         best, found = end, worker
@@ -196,3 +190,24 @@ class LocalQueues:
 
 def _promisable(worker: WorkerState) -> bool:
     return not worker.stopping and not worker.starting and worker.alone is None
+
+
+def _late_s(expected_s: float, now_s: float, overrun: float) -> float:
+    """Return a time before which a worker is not free: the later its run is, the later that ends."""
+    return expected_s if expected_s >= now_s else now_s + overrun * (now_s - expected_s)
+
+
+def _by_free_time(
+    busy: PriorityQueue[WorkerState], now_s: float, overrun: float
+) -> Iterator[tuple[float, WorkerState]]:
+    """Yield workers by the time before which they are not free: those that are late, and the others."""
+    late, punctual = busy.before((now_s,)), busy.after((now_s,))
+    one, other = next(late, None), next(punctual, None)
+    while one is not None or other is not None:
+        late_s = math.inf if one is None else now_s + overrun * (now_s - one[0])
+        if one is not None and (other is None or late_s <= other[0]):
+            yield late_s, one[-1]
+            one = next(late, None)
+        elif other is not None:
+            yield other[0], other[-1]
+            other = next(punctual, None)

@@ -29,32 +29,29 @@ class Locality:
         group's first free worker by rank, whose device lacks some of the objects.
         """
         reads = request.reads
-        found = self._holder(request, group, rank)
+        found = self._holder(request, group)
         if found is not None:
             return found
         all_bytes, held, memories = reads.nbytes, reads.held, self._holdings.memories
         least: tuple[float, ...] = (math.inf,)
-        roomy = (1.0, -1.0, all_bytes)  # `suits` of devices that hold nothing, and lose nothing
         device, found = -1, best
         for index, worker in _compared(group, len(best.running), reads.near):
             memory = memories[index]
-            room_bytes = 0 if memory.capacity_bytes is None else memory.capacity_bytes - memory.used_bytes
-            suits: tuple[float, ...] = roomy
-            if index in held:
-                suits = self.suits(request, index)
-            elif all_bytes > room_bytes and memory.capacity_bytes is not None:
-                if least < (1.0, 0.0):
-                    continue  # another device loses nothing
-                suits = self.suits(request, index)
+            room_bytes = memory.free_bytes
             _, slowness, last = rank(worker) if worker.busier else worker.rank
-            order = (*suits, slowness, -room_bytes, last)
+            if index in held or (all_bytes > room_bytes and memory.capacity_bytes is not None):
+                if least < (1.0, 0.0) and index not in held:
+                    continue  # another device loses nothing
+                order: tuple[float, ...] = (*self.suits(request, index), slowness, -room_bytes, last)
+            else:  # as `suits` says of devices that hold nothing, and lose nothing
+                order = (1.0, -1.0, all_bytes, slowness, -room_bytes, last)
             if order < least:
                 least, device, found = order, index, worker
         if reads.near and device not in reads.near and self._evicts(request, device):
             return min(group.free_on(reads.near), key=rank, default=found)
         return found
 
-    def _holder(self, request: QueuedRequest, group: WorkerGroup, rank: Rank) -> WorkerState | None:
+    def _holder(self, request: QueuedRequest, group: WorkerGroup) -> WorkerState | None:
         """Return the worker that `choose` finds on a device with all objects of a request: there nothing moves.
 
         None: there is none, or all devices have to be compared.
@@ -64,19 +61,19 @@ class Locality:
             return None
         near: Collection[int] = reads.near.keys() & free.keys()
         if len(near) > COMPARED < len(free):
-            near = [index for index, _ in _compared(group, 0, reads.near)]
-        least: tuple[float, ...] | None = None
+            near = [index for index, _ in _compared(group, 0, reads.near) if index in reads.whole]
+        elif len(reads.whole) < len(reads.near):
+            near = [index for index in near if index in reads.whole]
+        least: tuple[float, ...] = (math.inf,)
         found = None
         for index in near:
-            if index not in reads.whole:
-                continue
-            worker, memory = free[index], memories[index]
-            over_bytes = 0 if memory.capacity_bytes is None else memory.used_bytes - memory.capacity_bytes
-            if over_bytes > 0:
+            room_bytes = memories[index].free_bytes
+            if room_bytes < 0:
                 return None
-            _, slowness, last = rank(worker) if worker.busier else worker.rank
-            order = slowness, over_bytes, last
-            if least is None or order < least:
+            worker = free[index]
+            _, slowness, last = worker.rank  # a worker with one slot is idle, so its rank holds
+            order = slowness, -room_bytes, last
+            if order < least:
                 least, found = order, worker
         return found
 
@@ -91,7 +88,7 @@ class Locality:
         reads, memory = request.reads, self._holdings.memories[device]
         all_bytes, missing_bytes = reads.nbytes, reads.missing_bytes(device)
         reloaded_bytes, newest = 0.0, -1.0
-        if memory.capacity_bytes is not None and missing_bytes > memory.capacity_bytes - memory.used_bytes:
+        if memory.capacity_bytes is not None and missing_bytes > memory.free_bytes:
             reloaded_bytes, newest = self._loss(reads.sizes, memory, missing_bytes)
         moved_bytes = missing_bytes + reloaded_bytes
         if 2 * missing_bytes <= all_bytes and moved_bytes < all_bytes:

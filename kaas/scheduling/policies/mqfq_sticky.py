@@ -13,18 +13,17 @@ from collections.abc import Hashable, Iterator, Sequence
 from itertools import islice
 
 from kaas.scheduling.events import PhysicalDevice, Utilisation, WorkerKind
+from kaas.scheduling.policies.device_tokens import DeviceTokens
 from kaas.scheduling.policies.fair_share import ClientShare
 from kaas.scheduling.policies.flow_scores import TimedFlowOrder
 from kaas.scheduling.policies.holdings import NOTHING
-from kaas.scheduling.policies.options import check_choice, check_most, check_number, check_whole
+from kaas.scheduling.policies.options import check_choice, check_number
 from kaas.scheduling.policies.orders import SortKey
 from kaas.scheduling.policies.scheduler import Scheduler
 from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, RequestOrder, Serves, WorkerGroup, WorkerState
 from kaas.scheduling.policies.warm_flows import PriorityLevel, Rests, TimedFlow, WarmFlows
 
 ORDERS = ("paper", "longest", "least_vt", "sticky")
-POLL_S = 0.2
-"""The period of the devices' utilisation: the paper's."""
 MOST_FLOWS = 50_000
 """Flows that are remembered; beyond this number the one called longest ago goes, if it has no request."""
 
@@ -61,21 +60,14 @@ class MqfqSticky(Scheduler):
     ) -> None:
         check_number("mqfq_sticky", "T", T)
         check_number("mqfq_sticky", "alpha", alpha)
-        check_number("mqfq_sticky", "limit", limit, most=1)
-        if D is not None and D != "utilisation":
-            check_whole("mqfq_sticky", "D", D, least=1)
-            fewest = min((each.slots for each in devices if each.slots is not None), default=None)
-            check_most("mqfq_sticky", "D", D, fewest, "slots")
+        self.tokens = DeviceTokens(devices, D, limit)
         check_choice("mqfq_sticky", "order", order, ORDERS)
         check_choice("mqfq_sticky", "global_vt", global_vt, ("waiting", "active"))
         check_choice("mqfq_sticky", "tau", tau, ("run", "all"))
         check_choice("mqfq_sticky", "sticky", sticky, ("soft", "hard"))
         self.T, self.alpha, self.order_by, self.global_vt, self.hard = T, alpha, order, global_vt, sticky == "hard"
         self._tau_all, self.one_at_a_time = tau == "all", D == 1
-        self._most, self._limit = D if isinstance(D, int) else None, limit
-        self._busy: dict[int, float] | None = {} if D == "utilisation" else None
-        if self._busy is not None:
-            self.utilisation_every_s = POLL_S
+        self.utilisation_every_s = self.tokens.poll_s
         super().__init__(devices)
         self.warm = WarmFlows(self._holdings, self._locality, self._placement, self._cache_orders)
 
@@ -87,28 +79,10 @@ class MqfqSticky(Scheduler):
         """Return what was used longest ago, of flows that are not active."""
         return self.warm.victims(request.reads, worker.device.index)
 
-    # --- tokens
-
-    def has_token(self, worker: WorkerState) -> bool:
-        """Return True if a device may run one more request."""
-        if self._busy is not None:
-            return not worker.running or self._busy.get(worker.device.index, 0.0) <= self._limit
-        return len(worker.running) < (2 if self._most is None else self._most)
-
     def measured(self, event: Utilisation) -> None:
-        """Take in a device's utilisation, smoothed: half of the last value stays."""
-        if self._busy is None:
-            return
-        before = self._busy.get(event.device, event.busy)
-        self._busy[event.device] = (before + event.busy) / 2
-        for worker in self._placement.devices[event.device].workers.values() if before > self._limit else ():
+        """Take in a device's utilisation, which may let it run one more request."""
+        for worker in self._placement.devices[event.device].workers.values() if self.tokens.measured(event) else ():
             self._mark_dirty(worker.group)
-
-    def add_load(self, worker: WorkerState) -> None:
-        """Count the request that was just dispatched to a device as a part of its utilisation."""
-        if self._busy is not None:
-            device = worker.device.index
-            self._busy[device] = self._busy.get(device, 0.0) + 1.0 / worker.group.slots
 
     def tau_s(self, request: QueuedRequest, worker: WorkerState) -> float:
         """Return the seconds that a request counts, as far as they are known when it is dispatched."""
@@ -120,16 +94,16 @@ class MqfqSticky(Scheduler):
 
     def free_workers(self, group: WorkerGroup) -> Iterator[WorkerState]:
         """Return an iterator over the workers that may run one more request, the one that is free longest first."""
-        return (each for each in group.open.values() if not each.gated and self.has_token(each))
+        return (each for each in group.open.values() if not each.gated and self.tokens.left(each))
 
     def free_at_home(self, flow: TimedFlow, first: WorkerState) -> WorkerState | None:
         """Return the worker that may run a flow where its memory is; the first of all if it has none."""
         if flow.device < 0 or not flow.has_memory:
             return first
         group = first.group
-        if (own := next(group.free_on((flow.device,)), None)) is not None and self.has_token(own):
+        if (own := next(group.free_on((flow.device,)), None)) is not None and self.tokens.left(own):
             return own
-        there = (each for each in group.free_on(flow.reads.constants.whole) if self.has_token(each))
+        there = (each for each in group.free_on(flow.reads.constants.whole) if self.tokens.left(each))
         return min(there, default=None, key=self.rank)
 
 
@@ -153,12 +127,29 @@ class Flows(TimedFlowOrder):
 
     # --- requests
 
-    def add(self, request: QueuedRequest) -> None:
-        """Add a request to its flow."""
+    def _known_flow(self, request: QueuedRequest) -> TimedFlow:
+        """Return the flow of a request that comes, as the one called last."""
         name = request.flow = self.flow(request)
         flow = self._known[name] = self._known.pop(name) if name in self._known else TimedFlow()
         if len(self._known) > MOST_FLOWS:
             self._forget()
+        return flow
+
+    def at_once(self, request: QueuedRequest) -> WorkerState | None:
+        """Return the worker that is free longest, for a flow without memory: it is the least one, and goes anywhere."""
+        policy, memory = self._policy, request.reads.constants.nbytes or self._rests.next_s is not None
+        if memory or self._resting_count or policy.order_by == "sticky":
+            return None
+        worker = next(policy.free_workers(request.group), None)
+        if worker is not None:
+            flow, level = self._known_flow(request), self._levels[request.share.priority]
+            policy.warm.reads(flow, request.reads)
+            flow.vt = level.vt = max(flow.vt, level.vt)
+        return worker
+
+    def add(self, request: QueuedRequest) -> None:
+        """Add a request to its flow."""
+        flow = self._known_flow(request)
         if flow.queue is not None:
             self._unsorted[flow] = flow.queue  # its queue is longer now
             if flow.reads.constants is not request.reads.constants:
@@ -213,7 +204,7 @@ class Flows(TimedFlowOrder):
             return  # an earlier epoch of the pool dispatched it
         flow.in_flight += 1
         flow.vt += self._policy.tau_s(request, worker) / request.share.weight
-        self._policy.add_load(worker)
+        self._policy.tokens.taken(worker)
         if flow.active:
             self._rests.discard(flow)
         if flow.device != worker.device.index:

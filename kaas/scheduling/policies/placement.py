@@ -189,17 +189,18 @@ class Placement:
         worker.group.open[worker.device.index] = worker
         offers = worker.group.offers
         if len(offers) > 64 + 4 * len(worker.group.workers):
-            offers[:] = [offer for offer in offers if offer[3].version == offer[2]]
+            offers[:] = [offer for offer in offers if offer[-1].version == offer[-2]]
             heapq.heapify(offers)
-        worker.rank = self._rank(worker)
-        heapq.heappush(offers, (worker.rank, worker.id, worker.version, worker))
+        worker.rank = rank = self._rank(worker)
+        heapq.heappush(offers, (*rank, worker.id, worker.version, worker))
 
     def best(self, group: WorkerGroup) -> WorkerState | None:
         """Return the worker that a request of a group should take, or None if no worker is free."""
         offers, gated = group.offers, []
         while offers:
-            _, _, version, worker = offers[0]
-            if worker.version != version:
+            offer = offers[0]
+            worker = offer[-1]
+            if worker.version != offer[-2]:
                 heapq.heappop(offers)
             elif worker.busier:
                 heapq.heappop(offers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import msgspec
 
@@ -252,7 +252,7 @@ class WorkerGroup:
     last_failure: str = ""
     slots: int = 1
     most_slots: int = 0
-    offers: list[tuple[tuple[float, ...], int, int, WorkerState]] = field(default_factory=list)
+    offers: list[tuple[Any, ...]] = field(default_factory=list)
 
     @property
     def one_each(self) -> bool:
@@ -301,8 +301,10 @@ class WorkerGroup:
 
     def free_on(self, devices: Collection[int]) -> Iterator[WorkerState]:
         """Return an iterator over the workers with a free slot on some devices, but for gated ones."""
-        fewer, other = (devices, self.open) if len(devices) < len(self.open) else (self.open, devices)
-        return (self.open[index] for index in fewer if index in other and not self.open[index].gated)
+        free = self.open
+        fewer, other = (devices, free) if len(devices) < len(free) else (free, devices)
+        found = (free[index] for index in fewer if index in other)
+        return found if self.one_each else (worker for worker in found if not worker.gated)
 
     def close(self, worker: WorkerState) -> None:
         """Take in that a worker has no free slot for any request."""

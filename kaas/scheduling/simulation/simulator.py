@@ -151,20 +151,16 @@ class _Simulation:
     def _tell(self, *events: Event) -> None:
         """Send events to the policy, and then those that follow at once from its decisions."""
         following: list[Event] = []
-        for event in events:
-            self._handle(event, following)
-        for event in following:
-            self._handle(event, following)
-
-    def _handle(self, event: Event, following: list[Event]) -> None:
-        decisions = self._policy.handle(event)
-        if self._observe is not None:
-            self._observe(event, decisions)
-        for decision in decisions:
-            if type(decision) is Dispatch:  # most are
-                self._dispatch(decision, following)
-            else:
-                following += self._apply(decision)
+        for told in (events, following):
+            for event in told:
+                decisions = self._policy.handle(event)
+                if self._observe is not None:
+                    self._observe(event, decisions)
+                for decision in decisions:
+                    if type(decision) is Dispatch:  # most are
+                        self._dispatch(decision, following)
+                    else:
+                        following += self._apply(decision)
 
     def _arrive(self, request: SimulatedRequest) -> None:
         self._figures.arrived(request.arrival.client)

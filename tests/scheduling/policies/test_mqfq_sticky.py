@@ -288,7 +288,7 @@ class EveryFlow(FlowOrder):
         self.running += 1
         flow.in_flight += 1
         flow.vt += self.policy.tau_s(request, worker) / request.share.weight
-        self.policy.add_load(worker)
+        self.policy.tokens.taken(worker)
         self.ends.pop(flow, None)
         self.policy.warm.move(flow, worker.device.index)
         self.last[worker.device.index] = flow
@@ -344,7 +344,8 @@ class EveryFlow(FlowOrder):
         if not waiting:
             return None
         able = sorted((flow for flow in waiting if not self.throttled(flow)), key=self.place_of)
-        free = [each for each in head(waiting[0]).group.open.values() if not each.gated and self.policy.has_token(each)]
+        opened = head(waiting[0]).group.open.values()
+        free = [each for each in opened if not each.gated and self.policy.tokens.left(each)]
         for worker in free if self.policy.order_by == "sticky" else ():
             last = self.last.get(worker.device.index)
             if last in able and last.device == worker.device.index:
