@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from kaas.futures import PendingReply
 from kaas.wire import protocol
 
 WINDOW = 4
-"""Number of chunks, or of small values, that are under way at a time."""
+"""Number of chunks, or of small values, that are under way at a time, unless the server takes fewer of a client."""
 
 OnProgress = Callable[[int, int], Any]
 """Called with the number of bytes that have arrived, and the number of all bytes."""
@@ -51,6 +52,17 @@ class Transfers:
 
     def __init__(self, calls: RemoteCalls) -> None:
         self._calls = calls
+        self._window = WINDOW
+
+    @contextmanager
+    def _windows(self) -> Iterator[None]:
+        """Send one request at a time from now on, if the server takes no more of several: else each repeat is refused."""
+        try:
+            yield
+        except TryAgain as again:
+            if again.retry_s:
+                self._window = 1
+            raise
 
     def reply(self, pending: PendingReply) -> Sequence[Any]:
         """Wait for a reply; return its header and its frames."""
@@ -67,12 +79,13 @@ class Transfers:
     def ask_all(self, requests: Iterable[tuple[Callable[[int], Any], Sequence[Any]]]) -> None:
         """Send requests, some at a time, each with its frames, and wait for all replies."""
         in_flight: deque[PendingReply] = deque()
-        for make, frames in requests:
-            if len(in_flight) == WINDOW:
-                self.reply(in_flight.popleft())
-            in_flight.append(self._calls.ask(make, frames))
-        for pending in in_flight:
-            self.reply(pending)
+        with self._windows():
+            for make, frames in requests:
+                if len(in_flight) >= self._window:
+                    self.reply(in_flight.popleft())
+                in_flight.append(self._calls.ask(make, frames))
+            for pending in in_flight:
+                self.reply(pending)
 
     def removal(self, make: Callable[[int], Any]) -> Callable[[], None]:
         """Return a function that sends a Delete or Unregister, and may be repeated after TryAgain.
@@ -103,7 +116,8 @@ class Transfers:
                 if progress is not None:
                     progress(before + offset, total)
 
-            self._upload(content, report)
+            with self._windows():
+                self._upload(content, report)
             done += len(content.data)
 
     def _upload(self, content: UploadContent, report: Callable[[int], None]) -> None:
@@ -114,7 +128,7 @@ class Transfers:
         report(stored)
         in_flight: deque[tuple[PendingReply, int]] = deque()
         while stored < size:
-            while sent < size and len(in_flight) < WINDOW:
+            while sent < size and len(in_flight) < self._window:
                 begin, sent = sent, min(sent + protocol.CHUNK_BYTES, size)
                 in_flight.append((self._chunk(digest, begin, data[begin:sent]), sent))
             pending, expected = in_flight.popleft()
@@ -128,6 +142,10 @@ class Transfers:
 
     def download(self, name: str, progress: OnProgress | None) -> tuple[protocol.Value, bytearray]:
         """Return the value of an object: the header of its first chunk, and its bytes."""
+        with self._windows():
+            return self._download(name, progress)
+
+    def _download(self, name: str, progress: OnProgress | None) -> tuple[protocol.Value, bytearray]:
         header: protocol.Value
         header, first = self.reply(self._calls.ask(lambda number: protocol.Get(number, name)))
         data = bytearray(header.bytes)
@@ -135,7 +153,7 @@ class Transfers:
         requested = arrived = len(first)
         in_flight: deque[PendingReply] = deque()
         while arrived < header.bytes:
-            while requested < header.bytes and len(in_flight) < WINDOW:
+            while requested < header.bytes and len(in_flight) < self._window:
                 in_flight.append(self._get(name, requested))
                 requested += protocol.CHUNK_BYTES
             if progress is not None:

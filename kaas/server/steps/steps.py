@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from kaas.errors import InvalidConfig, KaasError, StepFailed
 from kaas.import_target import check_target
 from kaas.server.steps.step_messages import BEGUN, LENGTH, Gave, Raised, StepCall, head
+from kaas.server.steps.turns import StepTurns
 from kaas.worker.processes import Child
 
 _log = logging.getLogger(__name__)
@@ -48,7 +50,7 @@ class Steps:
         for name, target in named.items():
             check_target(f"steps.{name}", target)
         self._named, self._limit_s = dict(named), limit_s
-        self._room = asyncio.Semaphore(processes)
+        self._turns = StepTurns(processes)
         self._idle: list[_Process] = []
         self._closed = False
 
@@ -77,17 +79,19 @@ class Steps:
         Args:
             name: of the step.
             values: by name.
-            whose: fields for the log.
+            whose: fields for the log; those with the same "client" take turns with others.
 
         Raises:
             StepFailed
         """
-        await self._room.acquire()
+        client = whose.get("client", "")
+        await self._turns.take(client)
         step = asyncio.ensure_future(self._limited(name, {key: memoryview(each) for key, each in values.items()}))
-        step.add_done_callback(self._done)
+        step.add_done_callback(partial(self._done, client))
         try:
             made = await asyncio.shield(step)
         except asyncio.CancelledError:
+            self._turns.goes_on(client, step)
             asyncio.get_running_loop().call_later(GRACE_S, step.cancel)
             raise
         except EOFError as error:
@@ -101,8 +105,8 @@ class Steps:
             raise _failed(name, whose, f"{made.kind}: {made.text}", made.kind, made.traceback)
         return made
 
-    def _done(self, step: asyncio.Future[Any]) -> None:
-        self._room.release()
+    def _done(self, client: str, step: asyncio.Future[Any]) -> None:
+        self._turns.leave(client)
         if not step.cancelled():
             step.exception()  # the error of a cancelled call's step is read here only
 
