@@ -56,18 +56,21 @@ class StepTurns:
             if not able:
                 return
             client = min(able, key=self._held.__getitem__)
-            turn = self._waiting[client][0]
-            self._waits_no_more(client, turn)
-            if client in self._waiting:  # others go before its next step
-                self._waiting[client] = self._waiting.pop(client)
-            self._free -= 1
-            self._held[client] += 1
-            turn.set_result(None)
+            own = self._waiting.pop(client)
+            turn = own.popleft()
+            if own:  # others go before its next step
+                self._waiting[client] = own
+            if not turn.cancelled():
+                self._free -= 1
+                self._held[client] += 1
+                turn.set_result(None)
 
     def _waits_no_more(self, client: str, turn: asyncio.Future[None]) -> None:
-        self._waiting[client].remove(turn)
-        if not self._waiting[client]:
-            del self._waiting[client]
+        own = self._waiting.get(client, ())
+        if turn in own:  # else its turn has come since, and passed
+            self._waiting[client].remove(turn)
+            if not own:
+                del self._waiting[client]
 
     @staticmethod
     def _less(counts: Counter[str], client: str) -> None:

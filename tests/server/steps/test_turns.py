@@ -79,17 +79,21 @@ def test_a_client_gets_no_place_while_a_step_of_its_cancelled_call_goes_on() -> 
     scenario(of, places=2)
 
 
-@pytest.mark.parametrize("got", [False, True])
-def test_a_cancelled_wait_keeps_no_place(got: bool) -> None:
+@pytest.mark.parametrize("freed", ["before", "with", "after"])
+def test_a_cancelled_wait_keeps_no_place(freed: str) -> None:
+    """Also if the place is free just before the cancellation, or before the wait has seen that."""
+
     async def of(turns: StepTurns) -> None:
         await turns.take("a")
         wait = asyncio.ensure_future(turns.take("b"))
         await settled()
-        if got:
-            turns.leave("a")  # its turn has come, and it does not know yet
+        if freed == "before":
+            turns.leave("a")
         wait.cancel()
+        if freed == "with":
+            turns.leave("a")
         await settled()
-        if not got:
+        if freed == "after":
             turns.leave("a")
         await asyncio.wait_for(turns.take("c"), TIMEOUT_S)
         assert wait.cancelled()
