@@ -69,7 +69,7 @@ class Load:
 
     Fields:
         sent: the number of requests. outstanding: those without an end. under_way: when each of these was due, by its
-            future.
+            future. sending: more requests may be sent: `drain` has not begun.
     """
 
     def __init__(self, send: Send, check: Check | None = None) -> None:
@@ -82,6 +82,7 @@ class Load:
         self.under_way: dict[Future[Any], float] = {}
         self.sent = 0
         self.outstanding = 0
+        self.sending = True
 
     def due(self, now_s: float) -> int:
         """Return the number of requests that should be sent by now; at most MOST_UNSENT more than were sent.
@@ -145,6 +146,7 @@ class Load:
 
     def drain(self, timeout_s: float, stop: Callable[[], bool] = never) -> Iterator[Completion]:
         """Yield the ends of outstanding requests, for timeout_s seconds at most, or until `stop` returns True."""
+        self.sending = False
         until_s = perf_counter() + timeout_s
         while self.outstanding and (left_s := until_s - perf_counter()) > 0 and not stop():
             completed = self._end(min(left_s, TICK_S))

@@ -106,6 +106,7 @@ class Measurement:
         results: the number of requests with a result. total_s: the sum of their latencies.
         last_result_s: seconds from the beginning to the last result; 0 without one. A service that died says no more.
         slowest_s: the longest latency of all requests, those before the span included.
+        unsent: requests of an open loop that were due at the end and could not be sent: the service took no more.
         lost: requests that were under way at the end, and later, too (`complete`). unanswered: these, and those that
             failed after the end, as far as they were due in the span. waiting: those that Ctrl-C left under way, of
             which nothing is known.
@@ -129,6 +130,7 @@ class Measurement:
     waiting: int = 0
     ended: bool = False
     total_s: float = 0.0
+    unsent: int = 0
 
     @property
     def latencies(self) -> LatencyFigures:
@@ -238,7 +240,7 @@ def measure(
     answered = array("d")  # of each result when its request was due, its latency, and how late it was sent
     errors: Counter[str] = Counter()
     started_s, ramped = clock(), ramp > 0
-    began_s = started_s
+    began_s = now_s = started_s
     window = _Open(began_s, counts.due(began_s))
     state, interrupted, ended, last_result_s = Stability.UNSETTLED, False, False, 0.0
     try:
@@ -298,6 +300,7 @@ def measure(
         float(latency_s.max(initial=0.0)),
         ended=ended,
         total_s=float(latency_s.sum()),
+        unsent=max(0, counts.due(now_s) - counts.sent) if open_loop and not ended else 0,
     )
 
 

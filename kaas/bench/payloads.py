@@ -65,19 +65,20 @@ def payload(inputs: Iterable[Buffer], seed: int = 0) -> dict[str, np.ndarray[Any
         raise InvalidRequest(f"NumPy cannot make the inputs: {error}") from error
 
 
-def from_file(file: Path, inputs: Iterable[Buffer]) -> dict[str, np.ndarray[Any, Any]]:
+def from_file(file: Path, inputs: Iterable[Buffer] | None) -> dict[str, Any]:
     """Return the arrays of a file, by name: an .npz of NumPy, or a JSON object of nested lists.
 
     Args:
         file: the path.
-        inputs: those that a caller may give; a list becomes an array of its input's dtype.
+        inputs: those that a caller may give; a list becomes an array of its input's dtype. None: the values of a step,
+            by any name: arrays, or texts of JSON as bytes.
 
     Raises:
         InvalidRequest: the file is neither, or names something else than an input.
     """
     import numpy as np
 
-    taken = {buffer.name: buffer for buffer in inputs}
+    taken = {buffer.name: buffer for buffer in inputs or ()}
     try:
         if file.suffix == ".npz":
             if not is_zipfile(file):
@@ -85,15 +86,32 @@ def from_file(file: Path, inputs: Iterable[Buffer]) -> dict[str, np.ndarray[Any,
             with np.load(file, allow_pickle=False) as opened:
                 found = dict(opened)
         else:
-            found = json.loads(file.read_text())
+            found = _json(file)
         if not isinstance(found, dict):
             raise ValueError("it is no object with a list for each input")
+        if inputs is None:
+            return {name: _of_step(name, value) for name, value in found.items()}
         unknown = [name for name in found if name not in taken]
         if unknown:
             raise ValueError(f"there is no input {unknown[0]!r}; there are {', '.join(taken) or 'none'}")
         return {name: _array(value, taken[name]) for name, value in found.items()}
     except UNREADABLE as error:
         raise InvalidRequest(f"{file} has no inputs: {error or type(error).__name__}") from error
+
+
+def _json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"it is neither an .npz nor JSON: {error}") from error
+
+
+def _of_step(name: str, value: Any) -> Any:
+    import numpy as np
+
+    if not isinstance(value, np.ndarray | str):
+        raise ValueError(f"value {name!r} of a step is a text in JSON, or an array in an .npz")
+    return value.encode() if isinstance(value, str) else value
 
 
 def _array(value: Any, buffer: Buffer) -> np.ndarray[Any, Any]:

@@ -118,7 +118,7 @@ def page(title: str, rows: Sequence[ReportRow], about: str = "") -> str:
 def _clients(row: ReportRow) -> Iterator[str]:
     if "clients" in row:
         requests = ", ".join(f"{client!r} {count}" for client, count in row["clients"].items())
-        yield f"requests of {requests}; {shares.judged(row['jain'])}"
+        yield f"answered while requests were sent: {requests}; {shares.judged(row['jain'])}"
 
 
 def _table(columns: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:

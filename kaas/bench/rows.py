@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import wait
 from functools import partial
@@ -61,10 +60,10 @@ def rows(
     for loop in loops:
         if loop.rising and overloaded:
             continue
-        answered = Counter[int]()
-        load = Load(lambda number: calls[number % len(calls)](**inputs), partial(_count, answered, len(calls)))
+        taken = _Taken(len(calls))
+        load = taken.load = Load(lambda number: calls[number % len(calls)](**inputs), taken.count)
         before, own_s, began_s = _totals(service), process_time(), perf_counter()
-        told = partial(_tell, loop.title)
+        told = partial(_tell, loop.title, window_s)
         found = measure(
             load,
             loop.begin(load),
@@ -88,6 +87,7 @@ def rows(
             print(f"{loop.title}: {late}, which their latencies contain: {why}", file=sys.stderr)
         if not found.interrupted and (words := drain_words(load.outstanding, found.results / taken_s)):
             print(f"{loop.title}: {words}", file=sys.stderr)
+        load.sending = False
         found = complete(found, load, INTERRUPTED_DRAIN_S if found.interrupted else DRAIN_S, interrupt)
         stages = None if load.outstanding else _since(before, service, began_s)
         row = {
@@ -101,7 +101,7 @@ def rows(
         if stages and service.devices:
             row["utilisation"] = stages.seconds["kernels"] / (perf_counter() - began_s) / slots
         if len(calls) > 1:
-            counts = {client: answered[number] for number, client in enumerate(service.functions)}
+            counts = dict(zip(service.functions, taken.results, strict=True))
             weights = {client: service.weight(client) for client in counts}
             shared = not loop.opened or found.stability is Stability.UNSTABLE  # else all get what they send
             index = shares.fairness(counts, weights) if shared else None
@@ -118,7 +118,7 @@ def drain_words(outstanding: int, rate_per_s: float) -> str:
     if left_s < TOLD_S:
         return ""
     requests = "1 request that is" if outstanding == 1 else f"{outstanding:,} requests that are"
-    return f"waiting up to {left_s:.0f} s for {requests} under way; Ctrl-C ends the wait"
+    return f"waiting about {left_s:.0f} s for {requests} under way; Ctrl-C ends the wait"
 
 
 def scenario_row(
@@ -188,6 +188,7 @@ def figures(found: Measurement, stages: StageTotals | None) -> dict[str, Any]:
         "errors": found.errors,
         "lost": found.lost,
         "waiting": found.waiting,
+        "unsent": found.unsent if found.stability in (Stability.SILENT, Stability.UNSTABLE) else 0,
         "interrupted": found.interrupted,
         "slowest_ms": found.slowest_s * 1e3,
         "last_result_s": found.last_result_s,
@@ -252,12 +253,26 @@ def _known(figure: str, requests: int) -> bool:
     return figure not in QUANTILES or requests * (1 - QUANTILES[figure]) >= 1 - 1e-9
 
 
-def _tell(title: str, window: MeasurementWindow) -> None:
+def _tell(title: str, window_s: float, window: MeasurementWindow) -> None:
     """Show a window that has ended; only the results go to stdout."""
     rate = f"{window.rate_per_s:.4g} requests/s"
     latency = f"{window.latency_s * 1e3:.3g} ms" if window.answered else "no result"
-    print(f"{title}: {rate}, {latency}, {window.queued} under way", file=sys.stderr)
+    long = f", in {window.seconds:.3g} s: the service took no more" if window.seconds > 2 * window_s else ""
+    print(f"{title}: {rate}, {latency}, {window.queued} under way{long}", file=sys.stderr)
 
 
-def _count(answered: Counter[int], clients: int, number: int, _: Any) -> None:
-    answered[number % clients] += 1
+class _Taken:
+    """Counts the results of each client while its load sends requests.
+
+    After that the service answers all that is left, and no client asks for more: these results say nothing of shares.
+    """
+
+    load: Load
+
+    def __init__(self, clients: int) -> None:
+        self.results = [0] * clients
+
+    def count(self, number: int, _: Any) -> None:
+        """Count a result, after the number that its request was sent with."""
+        if self.load.sending:
+            self.results[number % len(self.results)] += 1

@@ -30,7 +30,8 @@ class LoadedService:
     Fields:
         functions: by client. stats: returns the service's figures, of each client. devices: the kind of each; none if
             the service does not say. weights: of clients whose weight is not 1. inputs: those that a caller gives, of a
-            model those of its first variant. scalars: kinds by name. slots: returns the number of requests that each
+            model those of its first variant. scalars: kinds by name. stepped: a step at the server makes the inputs, of
+            values that the service does not tell. slots: returns the number of requests that each
             device runs at a time, once it has run one.
     """
 
@@ -41,6 +42,7 @@ class LoadedService:
     inputs: Sequence[Buffer]
     scalars: Mapping[str, str] = field(default_factory=dict)
     slots: Callable[[], int] = lambda: 1
+    stepped: bool = False
 
     def weight(self, client: str) -> float:
         """Return a client's weight."""
@@ -67,8 +69,9 @@ def at_server(
             for each, client in clients.items()
         }
         described = next(iter(functions.values())).tasks[0]
-        stats, inputs = (lambda: [client.stats() for client in clients.values()]), tuple(described.taken.values())
-        yield LoadedService(functions, stats, (), {}, inputs, described.scalars)
+        stats = lambda: [client.stats() for client in clients.values()]  # noqa: E731
+        inputs, stepped = tuple(described.taken.values()), described.before
+        yield LoadedService(functions, stats, (), {}, inputs, described.scalars, stepped=stepped)
 
 
 def as_registered(made: KTask | CompiledModel | Function) -> Function:

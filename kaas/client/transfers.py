@@ -56,7 +56,7 @@ class Transfers:
 
     @contextmanager
     def _windows(self) -> Iterator[None]:
-        """Send one request at a time from now on, if the server takes no more of several: else each repeat is refused."""
+        """Send one request at a time from now on, if the server takes no more: else each repeat is refused."""
         try:
             yield
         except TryAgain as again:

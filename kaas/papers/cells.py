@@ -34,6 +34,8 @@ FEW_S = 1.8
 """Seconds of a window with fewer: of long kernels, or where nearly each request starts a process. If the start takes
 longer than START_S, so do these windows."""
 START_S = 0.6
+LEAST_ARRIVALS = 13
+"""Of an online cell: with so many more than the slowest request is above the 90th percentile."""
 WINDOWS, MANY_WINDOWS = 4, 7
 """The most windows of a cell; three that agree end it. Windows with too few requests to agree have no fourth;
 but online four are the least that show a growing queue. With enough requests MANY_WINDOWS are time for devices that at
@@ -155,8 +157,8 @@ class Found(msgspec.Struct, frozen=True):
         return self.cdf_s[90]
 
     def tells(self, percent: int) -> bool:
-        """Return True if more than the slowest request is above a percentile."""
-        return self.requests * (100 - percent) > 100
+        """Return True if more than one request is beyond a percentile, above one of the upper half, else below it."""
+        return self.requests * min(percent, 100 - percent) > 100
 
     @property
     def steady(self) -> bool:
@@ -244,7 +246,7 @@ def _windows(cell: Cell, testbed: Testbed, offered_per_s: float, start_s: float)
     few_s = FEW_S * max(1.0, start_s / START_S) if crowded else FEW_S
     if cell.online:
         enough = offered_per_s * LONGEST_S >= WINDOW_REQUESTS
-        return (LONGEST_S, MANY_WINDOWS) if enough else (few_s, WINDOWS)
+        return (LONGEST_S, MANY_WINDOWS) if enough else (max(few_s, LEAST_ARRIVALS / offered_per_s / WINDOWS), WINDOWS)
     enough_s = WINDOW_REQUESTS * testbed.kernels_s(WORKLOADS[cell.workload]) / testbed.devices
     if crowded or enough_s > LONGEST_S:
         return few_s, STABLE_WINDOWS + crowded  # the first results of processes come late

@@ -32,7 +32,7 @@ SINGLES = ("cgemm", "resnet50")
 FURTHER = [
     *(Cell(name, side, 1) for name in SINGLES for side in (Side.KTASK_EXCLUSIVE, Side.ETASK_EXCLUSIVE)),
     Cell("resnet50", Side.KTASK_EXCLUSIVE, MOST_REPLICAS),
-    Cell("cgemm", Side.KTASK, 24),
+    *(Cell("cgemm", Side.KTASK, count) for count in (24, 30)),
     Cell("resnet50", Side.ETASK_SHARED, 16),
 ]
 """Single clients, the most clients, and the fall of cGEMM from 20 replicas on, of which the paper's text speaks; and

@@ -65,7 +65,7 @@ def _other_scale(other: Results) -> Iterator[ResultTable]:
     """Yield Figure 8 of another scale."""
     warm = {each.task: each.total_s for each in other.breakdowns if each.start is Warmth.WARM}
     for table in _figure8(other):
-        machines = "; ".join(f"{each.date}, {each.processors} processors" for each in other.measured_on)
+        machines = "; ".join(dict.fromkeys(f"{each.date}, {each.processors} processors" for each in other.measured_on))
         ratio = f" A warm eTask takes {warm['eTask'] / warm['kTask']:.3g} times a warm kTask." if len(warm) > 1 else ""
         text = (
             f"Measured on a GPU ({machines}): kernels, copies and bytes are real, with the sizes of the paper. It is "
@@ -101,7 +101,10 @@ def _hardware(results: Results, testbed: Testbed) -> Iterator[str]:
         when = f"{each.date}, KaaS at {each.commit or 'an unknown commit'}, load {each.load:g} at the beginning"
         yield f"- {when}: {each.processors} processors, {each.processor}; {versions}"
     yield testbed.description()
-    yield "A *-* is not measured, or a percentile that too few requests stand behind.\n"
+    yield (
+        "A *-* is not measured, or has no figure: of a cell in whose time too few requests ended (the run says so), or "
+        "a percentile that too few requests stand behind.\n"
+    )
 
 
 def _table(table: ResultTable) -> Iterator[str]:
@@ -118,7 +121,10 @@ def _claims(results: Results, testbed: Testbed) -> Iterator[ResultTable]:
             "A figure behind *~* is of windows that did not agree within 10 %, and is of all of them, an offline rate "
             "from each device's first result to the last one; *n* is the number of requests. Devices that do not end "
             "together may give one result each more or fewer in this time. With so few requests, and starts that "
-            "take longer on a slow or busy machine, a ratio to eTasks is right to an order of magnitude only."
+            "take longer on a slow or busy machine, a ratio to eTasks is right to an order of magnitude only; and a "
+            "few seconds are the beginning of an online load, whose queues may still be short. A figure without *~* is "
+            "of the last windows, which agree: those before them do not count. Where each process is any client's, or "
+            "has its own device, the devices have loaded each replica's constants before a cell begins."
         )
         title = "The paper's claims, beside the measurements"
         yield ResultTable(title, text, ("", "paper", "here", REASONS), rows)
@@ -131,7 +137,9 @@ def _bars(results: Results, testbed: Testbed) -> Iterator[ResultTable]:
     text = (
         "Ratios of resnet50 that this project sets itself, with their limits; those of the other workloads stand "
         "above, and not all are within these limits. `p90_16_over_4` compares two draws of random arrivals, each at "
-        "80 % of its own peak: repeated, it varies by a third, and it says little where the throughput is poor."
+        "80 % of its own peak: repeated, it varies by a third, and it says little where the throughput is poor. Its "
+        "windows from the beginning, before they agree, do not count; with them, or with one slot for each device, as "
+        "the paper's executor has, it is larger, and in some runs beyond its limit."
     )
     rows = []
     for name, (value, comparison, limit) in found.items():

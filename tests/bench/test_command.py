@@ -23,6 +23,7 @@ import kaas
 from kaas.cli.main import main
 from tests.api.conftest import scale_task, spin_task
 from tests.server.conftest import Serve, serve
+from tests.server.servers import WIDTH, scaled
 from tests.timeouts import TIMEOUT_S
 
 __all__ = ["serve"]
@@ -146,6 +147,20 @@ def test_a_server(serve: Serve, task_file: Path) -> None:
     assert (found["requests"] > 0, found["errors"]) == (True, {})
     ended = bench("unknown", "--server", server.endpoint)
     assert (ended.returncode, ended.stderr.splitlines()[-1].partition(":")[0]) == (1, "UnknownFunction")
+
+
+def test_a_function_with_a_step_before_it_takes_the_values_of_the_step(serve: Serve, tmp_path: Path) -> None:
+    server = serve({"steps": {"read": "tests.server.steps.functions:from_text"}}, insecure=True)
+    with kaas.Client(server.endpoint) as client:
+        client.register(scaled(), name="read", before="read")
+    given = tmp_path / "text.json"
+    given.write_text(json.dumps({"text": "1 " * WIDTH}))
+    (found,) = measured("read", "--server", server.endpoint, "--inputs", str(given))
+    assert (found["requests"] > 0, found["errors"]) == (True, {})
+    assert found["stages_ms"]["before"] > 0
+    ended = bench("read", "--server", server.endpoint)
+    assert (ended.returncode, ended.stderr.splitlines()[-1].partition(":")[0]) == (1, "StepFailed")
+    assert "what the step takes comes from --inputs" in ended.stderr
 
 
 def test_a_server_with_keys_asks_for_the_option_that_has_them(serve: Serve, task_file: Path) -> None:

@@ -71,9 +71,9 @@ def test_ctrl_c_ends_a_measurement_whose_first_request_has_no_result() -> None:
     [
         (0, 0.0, ""),
         (100, 100.0, ""),
-        (1000, 100.0, "waiting up to 10 s for 1,000 requests that are under way; Ctrl-C ends the wait"),
-        (100_000, 100.0, "waiting up to 30 s for 100,000 requests that are under way; Ctrl-C ends the wait"),
-        (1, 0.0, "waiting up to 30 s for 1 request that is under way; Ctrl-C ends the wait"),
+        (1000, 100.0, "waiting about 10 s for 1,000 requests that are under way; Ctrl-C ends the wait"),
+        (100_000, 100.0, "waiting about 30 s for 100,000 requests that are under way; Ctrl-C ends the wait"),
+        (1, 0.0, "waiting about 30 s for 1 request that is under way; Ctrl-C ends the wait"),
     ],
 )
 def test_a_long_wait_for_the_rest_is_announced(outstanding: int, rate_per_s: float, words: str) -> None:

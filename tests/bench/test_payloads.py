@@ -105,3 +105,14 @@ def test_inputs_that_numpy_cannot_make_are_refused() -> None:
 def test_inputs_that_no_memory_holds_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="do not fit"):
         payload([Buffer("x", 1 << 50, "float32")])
+
+
+def test_the_values_of_a_step_have_any_names_and_are_arrays_or_texts(tmp_path: Path) -> None:
+    text, arrays = tmp_path / "x.json", tmp_path / "x.npz"
+    text.write_text('{"text": "1 2"}')
+    np.savez(arrays, pixels=np.arange(3, dtype=np.uint8))
+    assert from_file(text, None) == {"text": b"1 2"}
+    np.testing.assert_equal(from_file(arrays, None), {"pixels": np.arange(3, dtype=np.uint8)})
+    text.write_text('{"text": [1, 2]}')
+    with pytest.raises(InvalidRequest, match="value 'text' of a step is a text in JSON"):
+        from_file(text, None)

@@ -90,6 +90,13 @@ def test_windows_that_are_too_few_to_agree_are_short_and_not_made_more(
     assert cells._windows(Cell(workload, side, 16, online=offered_per_s > 0), SMALL, offered_per_s, 0.5) == windows
 
 
+def test_an_online_cell_lasts_until_its_90th_percentile_tells_something() -> None:
+    for offered_per_s in (0.2, 0.97, 1.5):
+        cell = Cell("bert", Side.ETASK_EXCLUSIVE, 16, online=True)
+        window_s, windows = cells._windows(cell, SMALL, offered_per_s, 0.8)
+        assert offered_per_s * window_s * windows >= 13 - 1e-9
+
+
 def test_windows_are_longer_where_processes_start_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     slow = [cells._windows(Cell("bert", side, 16), SMALL, 0, 1.2) for side in (Side.ETASK_EXCLUSIVE, Side.KTASK)]
@@ -168,6 +175,7 @@ def test_a_percentile_of_few_requests_tells_nothing() -> None:
     found = Found(1.0, Stability.UNSETTLED, 9, (1.0,) * 101, 1.0)
     assert not found.tells(90)
     assert replace(found, requests=11).tells(90)
+    assert [replace(found, requests=n).tells(10) for n in (10, 11)] == [False, True]
 
 
 def test_cells_that_are_compared_have_the_same_arrivals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -327,9 +327,11 @@ def _inputs(service: LoadedService, scalars: Sequence[str] | None, given: Path |
     from kaas.bench.payloads import from_file, payload
 
     named = pairs_of(scalars, "--scalar", tuple(service.scalars))
+    if service.stepped and given is None:
+        print("a step at the server makes the inputs: what the step takes comes from --inputs", file=sys.stderr)
     return {
         **payload(service.inputs),
-        **(from_file(given, service.inputs) if given else {}),
+        **(from_file(given, None if service.stepped else service.inputs) if given else {}),
         **{name: scalar_value(service, name, text) for name, text in named.items()},
     }
 

@@ -80,6 +80,8 @@ def peers(
         print(msgspec.json.encode({"benchmark": "peers", "bars": found, "detail": detail}).decode())
     else:
         _tell(report, found)
+        if quick:
+            print("--quick: each figure is of a few requests, and shows that all sides run, not how they compare")
     if report.failed:
         raise typer.Exit(1)
 

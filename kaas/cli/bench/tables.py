@@ -20,7 +20,7 @@ STATES = {
     "unsettled": "its windows did not agree, or were too few; a longer --limit helps, and with it a longer --window",
     "cut off": "--limit ended the trace before its last request; the figures are of those before",
     "unstable": "the queue grew as fast as requests came; a steady rate and latency do not exist",
-    "silent": "the service gave no more results",
+    "silent": "the service gave no more results, but errors at most",
 }
 """The meaning of each state of a load but *stable*, *whole* and *interrupted*."""
 
@@ -87,10 +87,11 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
         print_whole(split)
     for row in rows:
         if "clients" in row:
-            print(f"{row['load']}: requests of {_shares(row)}; {shares.judged(row['jain'])}")
+            print(f"{row['load']}: answered while requests were sent: {_shares(row)}; {shares.judged(row['jain'])}")
         failed = [f"{count} {kind}" for kind, count in row["errors"].items()]
         failed += [f"{row['lost']} lost"] if row["lost"] else []
         failed += [f"{row['waiting']} under way at Ctrl-C"] if row["waiting"] else []
+        failed += [f"{row['unsent']} due and not sent"] if row["unsent"] else []
         failed += [f"the last result after {row['last_result_s']:.3g} s"] if failed else []
         if failed:
             print(f"{row['load']}: {', '.join(failed)}")

@@ -144,7 +144,7 @@ class SmallTestbed(Testbed):
             f"- {self.devices} software devices with modelled time. Bytes, and rates of copies, are those of the "
             f"paper's machine (V100 with {self.device_bytes / 1e9:g} GB each, {self.copy_bytes_per_s / 1e9:g} GB/s) "
             f"divided by {self.shrink:g}; times of kernels, copies and steps are Table 1's times {self.slow:g}: with "
-            "half of that, two processors did not keep four devices busy, and two of the bars below were missed. All "
+            "half of that, two processors did not keep four devices busy, and two of the bars were missed. All "
             "else is real: processes and their starts, scheduling, caches, and messages, of fewer bytes. Figures 8 and "
             f"10 to 13 are at this scale; it is taken out of Table 1.\n{MODELLED}"
             "- Messages have the bytes of the paper's, divided by the scale: for each second of kernels, clients and "
