@@ -245,7 +245,7 @@ CLAIMS = (
         (E, 16),
         (E, 4),
         ("bert",),
-        "some of the random arrivals follow one of the same client, and find its process: the fastest tenth are these",
+        "some of the random arrivals find the process of an earlier request of the same client, and are fast",
     ),
     Claim(
         "median latency of kTasks, 16 replicas over 4 (§5.3.2, Figure 11)",
