@@ -128,7 +128,7 @@ def _times(file: Path, limit_s: float) -> array[float]:
         InvalidRequest: a line has no time, or an earlier one than the line before; or no line has one.
     """
     times = array("d")
-    with file.open(errors="replace") as lines:  # a trace may be larger than the memory
+    with file.open(errors="replace", encoding="utf-8-sig") as lines:  # a trace may be larger than the memory
         for number, line in enumerate(iter(partial(lines.readline, LONGEST_LINE), ""), 1):
             if len(line) == LONGEST_LINE:
                 raise InvalidRequest(f"{file}:{number}: a line has more than {LONGEST_LINE:,} letters")

@@ -255,6 +255,7 @@ def test_a_name_that_is_no_text_is_refused(service: str) -> None:
         (("--policy", "none"), "policy: no policy 'none'; there are fcfs, "),
         (("--loadgen",), "--loadgen is of a --scenario"),
         (("--duration", "5"), "--duration is of a --scenario"),
+        (("--concurrency", "1"), "MissingScalar: scalar 'factor' has no value: --scalar factor=..."),
         (("--scalar", "factr=2"), "--scalar factr: there is no such scalar, only factor"),
         (
             ("--client", "ann", "--server", "tcp://127.0.0.1:1"),

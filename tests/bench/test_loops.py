@@ -58,6 +58,13 @@ def test_a_trace_keeps_its_gaps(tmp_path: Path) -> None:
     assert (loop.title, loop.opened) == ("trace trace.csv", True)
 
 
+def test_a_trace_may_begin_with_a_mark_of_its_encoding(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text("0.1\n0.2\n", encoding="utf-8-sig")
+    (loop,) = loops(None, None, file, Arrivals.POISSON)
+    assert loop.opened
+
+
 def test_a_trace_is_read_to_the_limit_only(tmp_path: Path) -> None:
     """The rest may be larger than the memory."""
     file = tmp_path / "trace.csv"

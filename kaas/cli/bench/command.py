@@ -22,7 +22,7 @@ from kaas.cli.bench.tables import show, show_scenario, to_stdout
 from kaas.cli.bench.target import loaded_from, opened
 from kaas.cli.files import no_device, pairs_of, scalar_value, writable
 from kaas.cli.policies import find_policy
-from kaas.errors import InvalidRequest
+from kaas.errors import InvalidRequest, MissingScalar
 from kaas.ktask.draw import printable
 
 if TYPE_CHECKING:
@@ -329,10 +329,13 @@ def _inputs(service: LoadedService, scalars: Sequence[str] | None, given: Path |
     named = pairs_of(scalars, "--scalar", tuple(service.scalars))
     if service.stepped and given is None:
         print("a step at the server makes the inputs: what the step takes comes from --inputs", file=sys.stderr)
+    values = {name: scalar_value(service, name, text) for name, text in named.items()}
+    if missing := [name for name in service.scalars if name not in values]:
+        raise MissingScalar(f"scalar {missing[0]!r} has no value: --scalar {missing[0]}=...", scalar=missing[0])
     return {
         **payload(service.inputs),
         **(from_file(given, None if service.stepped else service.inputs) if given else {}),
-        **{name: scalar_value(service, name, text) for name, text in named.items()},
+        **values,
     }
 
 

@@ -221,16 +221,21 @@ class Holdings:
         brings = self.expect(sizes, device)
         self.dispatches += 1
         memory = self.memories[device]
-        memory.used.update(dict.fromkeys(sizes, self.dispatches))
+        for key in sizes:
+            memory.used[key] = self.dispatches
         memory.changed()
         return brings
 
     def expect(self, sizes: Mapping[bytes, int], device: int) -> tuple[bytes, ...]:
         """Count objects as present that are on their way to a device; return them for `arrived`."""
         memory = self.memories[device]
-        if not memory.coming and sizes.keys() <= memory.used.keys():
+        coming, used = memory.coming, memory.used
+        for key in sizes:
+            if key not in used or key in coming:
+                break
+        else:
             return ()
-        brings = tuple(key for key in sizes if key in memory.coming or key not in memory.used)
+        brings = tuple(key for key in sizes if key in coming or key not in used)
         for key in brings:
             memory.coming[key] = memory.coming.get(key, 0) + 1
             self._add(key, device, sizes[key])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from itertools import islice
 
 from kaas.scheduling.policies.holdings import DeviceMemory, Holdings
@@ -11,6 +11,8 @@ from kaas.scheduling.policies.state import QueuedRequest, Rank, WorkerGroup, Wor
 
 COMPARED = 64
 """Free workers that are compared for a request, and as many of those whose devices have its objects."""
+HOLDERS = 16
+"""Free workers that are compared on devices with all objects of a request."""
 RELOADS = 10.0
 """Expected loads of an object that is evicted just after its use. Older objects count for less."""
 
@@ -52,21 +54,17 @@ class Locality:
         return found
 
     def _holder(self, request: QueuedRequest, group: WorkerGroup) -> WorkerState | None:
-        """Return the worker that `choose` finds on a device with all objects of a request: there nothing moves.
+        """Return the free worker on a device with all objects of a request, where nothing moves: of the first ones.
 
         None: there is none, or all devices have to be compared.
         """
-        reads, free, memories = request.reads, group.open, self._holdings.memories
-        if not reads.whole or not group.one_each:
+        holders, free, memories = request.reads.whole, group.open, self._holdings.memories
+        if not holders or not group.one_each:
             return None
-        near: Collection[int] = reads.near.keys() & free.keys()
-        if len(near) > COMPARED < len(free):
-            near = [index for index, _ in _compared(group, 0, reads.near) if index in reads.whole]
-        elif len(reads.whole) < len(reads.near):
-            near = [index for index in near if index in reads.whole]
+        fewer, other = (holders, free) if len(holders) < len(free) else (free, holders)
         least: tuple[float, ...] = (math.inf,)
         found = None
-        for index in near:
+        for index in islice((index for index in fewer if index in other), HOLDERS):
             room_bytes = memories[index].free_bytes
             if room_bytes < 0:
                 return None

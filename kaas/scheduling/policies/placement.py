@@ -181,18 +181,19 @@ class Placement:
         Call it after each change that may make the worker a better choice. `best` handles changes that make the worker
         a worse one.
         """
-        worker.version += 1
+        group = worker.group
+        worker.version = version = worker.version + 1
         worker.busier = False
         if not worker.usable:
-            worker.group.close(worker)
+            group.close(worker)
             return
-        worker.group.open[worker.device.index] = worker
-        offers = worker.group.offers
-        if len(offers) > 64 + 4 * len(worker.group.workers):
+        group.open[worker.device.index] = worker
+        offers = group.offers
+        if len(offers) > 64 + 4 * len(group.workers):
             offers[:] = [offer for offer in offers if offer[-1].version == offer[-2]]
             heapq.heapify(offers)
         worker.rank = rank = self._rank(worker)
-        heapq.heappush(offers, (*rank, worker.id, worker.version, worker))
+        heapq.heappush(offers, (*rank, worker.id, version, worker))
 
     def best(self, group: WorkerGroup) -> WorkerState | None:
         """Return the worker that a request of a group should take, or None if no worker is free."""

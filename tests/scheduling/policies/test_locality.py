@@ -197,7 +197,7 @@ def one_by_one(
     self: Locality, request: QueuedRequest, group: WorkerGroup, best: WorkerState, rank: Rank
 ) -> WorkerState:
     """The rule of `Locality.choose`, by comparing each worker with all its figures."""
-    least, near = len(best.running), request.reads.near
+    least, near, whole = len(best.running), request.reads.near, request.reads.whole
     idle = [worker for worker in group.open.values() if len(worker.running) == least and not worker.gated]
     compared = idle[: locality.COMPARED]
     if len(compared) == locality.COMPARED:
@@ -210,6 +210,9 @@ def one_by_one(
         _, slowness, last = rank(worker)
         return *self.suits(request, device), slowness, -memories[device].free_bytes, last
 
+    holders = list(group.free_on(whole))[: locality.HOLDERS] if group.one_each else []
+    if holders and all(memories[worker.device.index].free_bytes >= 0 for worker in holders):
+        return min(holders, key=order)
     found = min(compared, key=order)
     if near and found.device.index not in near and self._evicts(request, found.device.index):
         return min(group.free_on(near), key=rank, default=found)
@@ -246,5 +249,6 @@ def test_the_device_is_that_of_a_comparison_of_all_one_by_one(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(locality, "COMPARED", compared)
+        patch.setattr(locality, "HOLDERS", compared)
         patch.setattr(Locality, "choose", both)
         simulate(read(told))
