@@ -200,7 +200,7 @@ class Config:
     """
 
     devices: tuple[Device, ...] | None = None
-    policy: str | Callable[..., Any] = "fcfs"
+    policy: str | Callable[..., Any] = "adaptive"
     run_limit_s: float = 60.0
     start_limit_s: float = 120.0
     slots: int = 1

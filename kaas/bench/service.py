@@ -117,7 +117,8 @@ def in_pool(
     if ray:
         program.attach(name)
     settings = {each: ClientSettings(weight=weight) for each, weight in weights.items()}
-    config = Config(policy=policy or "fcfs", clients=settings) if policy or settings else None  # None: as it runs
+    chosen = {} if policy is None else {"policy": policy}
+    config = Config(clients=settings, **chosen) if chosen or settings else None  # None: as it runs
     with modules_here():  # the pool's process imports the policy from there, too
         opened = not ray and program.init(ray=False, name=name, config=config)
     if not opened:
