@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,8 +117,9 @@ def in_pool(
     if ray:
         program.attach(name)
     settings = {each: ClientSettings(weight=weight) for each, weight in weights.items()}
-    chosen = {} if policy is None else {"policy": policy}
-    config = Config(clients=settings, **chosen) if chosen or settings else None  # None: as it runs
+    config = None if policy is None and not settings else Config(clients=settings)  # None: as it runs
+    if config is not None and policy is not None:
+        config = replace(config, policy=policy)
     with modules_here():  # the pool's process imports the policy from there, too
         opened = not ray and program.init(ray=False, name=name, config=config)
     if not opened:
