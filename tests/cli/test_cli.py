@@ -133,7 +133,7 @@ def test_status_and_run_on_a_pool(task_file: Path, x_file: Path, tmp_path: Path)
     status = runner.invoke(app, ["status", "--ray"])  # others of this user may have a pool of that name without Ray
     assert status.exit_code == 0, status.output
     assert "software" in status.stdout
-    assert "policy fcfs" in status.stdout
+    assert "policy adaptive" in status.stdout
     address = ray.get_runtime_context().gcs_address
     assert status.stderr == f"pool kaas on the Ray at {address}\n"  # it took whichever Ray runs here
     missing = kaas_command("stats", "--name", "none", "--address", address)
