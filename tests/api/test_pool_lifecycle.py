@@ -103,7 +103,7 @@ from tests.api.conftest import numbers, scale_task
 kaas.init(address={address!r})
 result = ray.get(kaas.invoke(scale_task(), {{"x": numbers()}}, scalars={{"factor": 2}}, client="second"))
 print((result == numbers() * 2).all(), kaas.status().devices[0].info.pid)
-kaas.init(config=kaas.Config(policy="fcfs"))
+kaas.init(config=kaas.Config(policy="adaptive"))
 try:
     kaas.init(config=kaas.Config(run_limit_s=5, cache_bytes=1 << 20))
 except errors.ConfigMismatch as error:
