@@ -28,7 +28,7 @@ from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, Request
 from kaas.scheduling.policies.urgent import UrgentRequests
 
 COMPARED = 16
-"""Free devices that are compared for a request that has to be loaded."""
+"""Free devices that are compared for a request: those with its memory, and for one that has to be loaded others."""
 PRIORITY_THEN_TIME = itemgetter(0, 1, 2)
 
 
@@ -129,7 +129,7 @@ class Adaptive(Scheduler):
         if self.mixed or not constants.nbytes or idle.device.index in constants.whole:
             return None if self.mixed else idle
         memories, least, found = self._holdings.memories, (math.inf, 0, 0), None
-        for worker in request.group.free_on(constants.whole) if request.reads is constants else ():
+        for worker in islice(request.group.free_on(constants.whole), COMPARED) if request.reads is constants else ():
             device = worker.device.index
             order = len(worker.running), -memories[device].free_bytes, device  # as `_preference` has it
             if order < least:
@@ -337,7 +337,7 @@ class BoostedArrivals(BoostedScores):
                 for request in self._local.requests(worker):
                     if not self.parked(request.share):
                         return request, worker
-        if self._local.next_overdue_s is not None:
+        if (overdue_s := self._local.next_overdue_s) is not None and overdue_s <= self._policy.now_s:
             self._take_back()
         while self._flows and self.group and (idle := self._policy.idle_worker(self.group)) is not None:
             chosen = (self._urgent_one(idle) if self._urgent.waiting else None) or self._best(idle)

@@ -28,11 +28,13 @@ class PriorityQueue(dict[Item, Entry]):
     to move those of one long list. Entries are flat, since nested tuples are compared twice.
     """
 
+    _puts: ClassVar[count[int]] = count()
+    """One for all queues: many are made for a moment, and only the order in each one counts."""
+
     def __init__(self) -> None:
         super().__init__()
         self._blocks: list[list[Entry]] = [[]]  # only a single one may be empty
         self._splits: list[Entry] = []  # between two blocks: greater than the first one's entries, and no other's
-        self._puts = count()
 
     def __iter__(self) -> Iterator[Item]:
         """Return an iterator over the items by their keys. The queue must not change meanwhile."""
