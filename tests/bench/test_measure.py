@@ -319,3 +319,18 @@ def test_enough_results_end_a_measurement_whose_windows_do_not_agree() -> None:
     found = measured(load, load.completions(), clock=load.clock)
     assert found.results == len(found.latencies_s) == 6
     assert found.last_result_s == pytest.approx(9.0) == sum(each.seconds for each in found.windows)
+
+
+class Blocked:
+    """A load whose service takes no more: ten requests were due, and four were sent."""
+
+    sent = outstanding = 4
+
+    def due(self, now_s: float) -> int:  # noqa: ARG002
+        return 10
+
+
+@pytest.mark.parametrize(("open_loop", "unsent"), [(True, 6), (False, 0)])
+def test_requests_that_were_due_and_could_not_be_sent_are_counted(open_loop: bool, unsent: int) -> None:
+    found = measure(Blocked(), iter([None, None]), open_loop=open_loop, window_s=1.0, limit_s=0.0)
+    assert found.unsent == unsent
