@@ -97,8 +97,7 @@ class Reject:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class WakeAt:
+class WakeAt(msgspec.Struct, frozen=True, gc=False):
     """Send a Tick at this time."""
 
     time_s: float

@@ -231,8 +231,7 @@ class WorkerGone:
     device_s: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Residency:
+class Residency(msgspec.Struct, frozen=True, gc=False):
     """Objects that were loaded to a worker's device, and those that left it.
 
     The event comes just before the RequestDone or Ordered of what moved the objects. Objects on their way are the
@@ -276,8 +275,7 @@ class Utilisation:
     busy: float
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True, gc=False):
     """Time passed: the first event of a pool, and the event that follows WakeAt."""
 
     time_s: float

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
+from functools import partial
 from itertools import islice
 from operator import itemgetter
 
@@ -146,9 +147,8 @@ class Adaptive(Scheduler):
         group, holders = request.group, request.reads.constants.whole
         some = list(group.free_on(holders))
         if not some or self.mixed:
-            others = (each for each in group.free_on(group.open) if each is not idle)
-            some += [idle, *islice(others, COMPARED - 1)]
-        free = some[0] if len(some) == 1 else min(some, key=lambda worker: self._preference(request, worker))
+            some += [idle, *islice(group.free_on(group.open), COMPARED - 1)]
+        free = some[0] if len(some) == 1 else min(some, key=partial(self._preference, request))
         if free.device.index in holders and not self.mixed:
             return free
         devices = {each.index: None for each in group.partition.devices} if self.mixed else holders
@@ -163,14 +163,12 @@ class Adaptive(Scheduler):
 
     def _preference(self, request: QueuedRequest, worker: WorkerState) -> tuple[float, ...]:
         """Return the order of free workers for a request: by its cost there, by what else runs, by what is lost."""
-        device, reads = worker.device.spec, request.reads
-        missing_bytes, free_bytes = reads.missing_bytes(device.index), self._holdings.memories[device.index].free_bytes
-        # where devices are alike, the run is as long everywhere
-        cost_s = self._estimates.run_s(request, device) if self.mixed else 0.0
-        if missing_bytes:
-            cost_s += self._estimates.byte_s(request.function, device) * missing_bytes
-        lost = self.keep.loss(reads, device.index, self.now_s) if missing_bytes > max(0, free_bytes) else 0.0
-        return cost_s, len(worker.running), lost, -free_bytes, device.index
+        device, reads = worker.device.index, request.reads
+        missing_bytes, free_bytes = reads.nbytes - reads.held.get(device, 0), self._holdings.memories[device].free_bytes
+        # where devices are alike, the run is as long everywhere, and so is the load of a byte
+        cost = self.cost_s(request, worker) if self.mixed else missing_bytes
+        lost = self.keep.loss(reads, device, self.now_s) if missing_bytes > max(0, free_bytes) else 0.0
+        return cost, len(worker.running), lost, -free_bytes, device
 
 
 class BoostedArrivals(BoostedScores):
@@ -208,7 +206,9 @@ class BoostedArrivals(BoostedScores):
         return request.share, request.function
 
     def at_once(self, request: QueuedRequest) -> WorkerState | None:
-        """Return the free worker with the memory of a request that comes while no other waits; None: there is none."""
+        """Return the free worker with the memory of a request, if all that wait are promised; None: there is none."""
+        if self._flows or self._local.overdue(self._policy.now_s) is not None:
+            return None
         idle = self._policy.idle_worker(request.group)
         worker = None if idle is None else self._policy.hit(request, idle)
         if worker is not None:

@@ -14,7 +14,7 @@ from kaas.scheduling.candidates import Candidate
 from kaas.scheduling.policies.fair_share import ClientShare
 from kaas.scheduling.policies.orders import FlowOrder, Suited, by_age
 from kaas.scheduling.policies.scheduler import Scheduler
-from kaas.scheduling.policies.state import Chosen, QueuedRequest, RequestOrder, Serves, WorkerGroup, WorkerState
+from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, RequestOrder, Serves, WorkerGroup, WorkerState
 
 Best = Callable[[WorkerGroup], WorkerState | None]
 
@@ -81,7 +81,7 @@ class Batches(FlowOrder):
         if worker is None:
             return None
         if worker not in self._batches and queue is not None:
-            self._begin(worker, list(queue.requests.values()))
+            self._begin(worker, queue)
         batch = self._batches.get(worker) or min(self._batches.values(), key=lambda own: by_age(_head(own)))
         return _head(batch), worker
 
@@ -107,12 +107,11 @@ class Batches(FlowOrder):
         priority, age = by_age(head)
         return self.candidate(head, {"turn": turn, "-priority": priority, "request": age}, waiting=waiting, **figures)
 
-    def _begin(self, worker: WorkerState, requests: list[QueuedRequest]) -> None:
-        requests.sort(key=lambda request: request.id)
-        for request in requests:
-            super().drop(request)
-            self._worker_of[request.id] = worker
-        self._batches[worker] = {request.id: request for request in requests}
+    def _begin(self, worker: WorkerState, queue: Queue) -> None:
+        """Take a whole flow as the batch of a worker, the oldest request first."""
+        self._remove(queue)
+        self._batches[worker] = {number: queue.requests[number] for number in sorted(queue.requests)}
+        self._worker_of |= dict.fromkeys(queue.requests, worker)
 
     def _end(self, worker: WorkerState) -> None:
         """Take the requests of a batch back into their flow."""

@@ -163,7 +163,7 @@ class EffectiveTime(FlowOrder):
 
     def at_once(self, request: QueuedRequest) -> WorkerState | None:
         """Return the worker of a request that comes while no other waits."""
-        return self._policy.worker_for(request)
+        return None if self._flows else self._policy.worker_for(request)
 
     def next(self) -> Chosen | None:
         """Return the request that goes now, and its worker."""

@@ -161,7 +161,9 @@ class LocalityOrder(FlowOrder):
         self._passed = None
 
     def at_once(self, request: QueuedRequest) -> WorkerState | None:
-        """Return the idle worker for a request that comes while no other waits, if its memory is there."""
+        """Return the idle worker for a request that comes while the queue is empty, if its memory is there."""
+        if self._flows:
+            return None
         idle, constants = self._policy.idle_worker(request), request.reads.constants
         if self._policy.mixed or idle is None or not (constants is NOTHING or idle.device.index in constants.whole):
             return None

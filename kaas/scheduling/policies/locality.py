@@ -11,7 +11,7 @@ from kaas.scheduling.policies.state import QueuedRequest, Rank, WorkerGroup, Wor
 
 COMPARED = 64
 """Free workers that are compared for a request, and as many of those whose devices have its objects."""
-HOLDERS = 16
+HOLDERS = 8
 """Free workers that are compared on devices with all objects of a request."""
 RELOADS = 10.0
 """Expected loads of an object that is evicted just after its use. Older objects count for less."""
@@ -63,8 +63,10 @@ class Locality:
             return None
         fewer, other = (holders, free) if len(holders) < len(free) else (free, holders)
         least: tuple[float, ...] = (math.inf,)
-        found = None
-        for index in islice((index for index in fewer if index in other), HOLDERS):
+        found, left = None, HOLDERS
+        for index in fewer:
+            if index not in other:
+                continue
             room_bytes = memories[index].free_bytes
             if room_bytes < 0:
                 return None
@@ -73,6 +75,9 @@ class Locality:
             order = slowness, -room_bytes, last
             if order < least:
                 least, found = order, worker
+            left -= 1
+            if not left:
+                break
         return found
 
     def suits(self, request: QueuedRequest, device: int) -> tuple[float, ...]:

@@ -138,7 +138,7 @@ class Flows(TimedFlowOrder):
     def at_once(self, request: QueuedRequest) -> WorkerState | None:
         """Return the worker that is free longest, for a flow without memory: it is the least one, and goes anywhere."""
         policy, memory = self._policy, request.reads.constants.nbytes or self._rests.next_s is not None
-        if memory or self._resting_count or policy.order_by == "sticky":
+        if self._flows or memory or self._resting_count or policy.order_by == "sticky":
             return None
         worker = next(policy.free_workers(request.group), None)
         if worker is not None:

@@ -323,7 +323,7 @@ class PriorityOrder(FlowOrder):
 
     def at_once(self, request: QueuedRequest) -> WorkerState | None:
         """Return the worker of a request that comes while no other waits."""
-        return self._suited(request)
+        return None if self._flows else self._suited(request)
 
     def next(self) -> Chosen | None:
         """Return the request that goes now, and its worker."""

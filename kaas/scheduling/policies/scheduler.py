@@ -194,8 +194,8 @@ class Scheduler(Explained):
     def _enqueue(self, request: QueuedRequest) -> None:
         group = request.group
         held = request.alone or request.share.limited or request.deadline_s is not None or self._holdings.uneven
-        # where none waits, and nothing holds it back, a request goes without a place among others
-        worker = group.order.at_once(request) if group.open and not (group.ready or self._dirty or held) else None
+        held = held or bool(group.alone or group.aside or self._dirty)  # else the next one needs no place
+        worker = group.order.at_once(request) if group.open and not held else None
         if worker is None:
             group.enqueue(request)
             self._mark_dirty(group)

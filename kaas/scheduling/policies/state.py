@@ -105,7 +105,7 @@ class RequestOrder(Protocol):
         """Remove a request that was dispatched, or that left."""
 
     def at_once(self, request: QueuedRequest) -> WorkerState | None:  # noqa: ARG002
-        """Return the worker of a request that comes while none waits, as if it had been added; None: it has to be."""
+        """Return the worker of a request that comes, if it goes before all that wait; None: it has to be added."""
         return None
 
     def park(self, share: ClientShare) -> None:

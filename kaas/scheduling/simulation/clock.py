@@ -6,7 +6,6 @@ import heapq
 import math
 from collections.abc import Callable
 from enum import IntEnum
-from fractions import Fraction
 from itertools import count
 from typing import Any, TypeVar
 
@@ -76,7 +75,8 @@ def picoseconds(time_s: float) -> int:
 
 def no_earlier_ps(time_s: float) -> int:
     """Return the first picosecond whose seconds, as a float, are not before a time."""
-    return int(-(-Fraction(time_s) * SECOND_PS // 1))
+    numerator, denominator = time_s.as_integer_ratio()
+    return -(-numerator * SECOND_PS // denominator)
 
 
 def seconds(time_ps: int) -> float:

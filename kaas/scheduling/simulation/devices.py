@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from kaas.scheduling.decisions import Dispatch
 from kaas.scheduling.events import ObjectUse, RequestArrived, WorkerKind
 from kaas.scheduling.simulation.links import SimulatedLink
 from kaas.scheduling.simulation.simulated_memory import FunctionPlace, SimulatedMemory
@@ -38,9 +37,9 @@ class SimulatedRequest(msgspec.Struct, eq=False):
 
     Fields:
         index: its place in the scenario. arrival: the event for the policy; its id is its place by arrival. run_ps: its
-            run by kind of device, at speed 1. dispatch, worker: the policy's decision, once it was made. place: its
-            function's memory, once it began. began_ps: the time at which it began. started_ps: the start of its
-            worker, if that was for the request. loaded_ps: its load, if it began with one and the load has ended.
+            run by kind of device, at speed 1. worker, slot, victims, promised: the policy's decision, once it was made.
+            place: its function's memory, once it began. began_ps: the time at which it began. started_ps: the start of
+            its worker, if that was for the request. loaded_ps: its load, if it began with one and the load has ended.
             ready_ps: the time at which its run begins, once that is known. ran_ps: its run on its device, once it
             began. replied: its caller waits no more. gone: its worker ended.
     """
@@ -51,8 +50,10 @@ class SimulatedRequest(msgspec.Struct, eq=False):
     arrived_ps: int
     run_ps: Mapping[str, int]
     deadline_ps: int | None = None
-    dispatch: Dispatch | None = None
     worker: SimulatedWorker | None = None
+    slot: int = 0
+    victims: tuple[bytes, ...] = ()
+    promised: bool = False
     place: FunctionPlace | None = None
     began_ps: int = 0
     started_ps: int = 0
@@ -68,14 +69,8 @@ class SimulatedRequest(msgspec.Struct, eq=False):
         return self.started_ps + self.loaded_ps + self.ran_ps
 
     @property
-    def dispatched(self) -> Dispatch:
-        """The decision that gave the request a slot."""
-        assert self.dispatch is not None, "only what was dispatched has a slot"
-        return self.dispatch
-
-    @property
     def at(self) -> SimulatedWorker:
-        """The worker of that slot."""
+        """The worker that the policy chose."""
         assert self.worker is not None, "only what was dispatched has a worker"
         return self.worker
 

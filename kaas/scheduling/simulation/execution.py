@@ -71,7 +71,7 @@ class Execution:
         while entering:
             request = entering[0]
             function = request.function
-            place = memory.place(function.key, function.nbytes, request.dispatched.victims)
+            place = memory.place(function.key, function.nbytes, request.victims)
             if place is None:
                 break
             entering.popleft()
@@ -79,11 +79,11 @@ class Execution:
 
     def _begin(self, request: SimulatedRequest, device: SimulatedDevice, place: FunctionPlace) -> None:
         function, memory, now_ps = request.function, device.memory, self._clock.now_ps
-        dispatch, worker, key = request.dispatched, request.at, function.key
+        worker, key = request.at, function.key
         request.place, request.began_ps = place, now_ps
         memory.begin(key)
         request.ran_ps = device.run_ps(request)
-        device.running[dispatch.request] = request
+        device.running[request.arrival.request] = request
         how: Start = "hit"
         if place.loaded:
             how = "fetch" if place.fetched and function.fetch_ps else "load"
@@ -98,7 +98,7 @@ class Execution:
             how,
             place.evicted,
             elsewhere=elsewhere,
-            promised=dispatch.promised,
+            promised=request.promised,
         )
         if place.loaded:
             if device.link is None:
@@ -118,7 +118,7 @@ class Execution:
         ends_ps += request.ran_ps
         if self._watched:
             device.runs.append((ready_ps, ends_ps))
-        order = (device.index, request.dispatched.slot)
+        order = (device.index, request.slot)
         self._clock.at(ends_ps, Turn.COMPLETION, order, self._complete, request)
 
     def _complete(self, request: SimulatedRequest) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from kaas.executor.cache.eviction import SegmentedLru, named_first
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionPlace:
+class FunctionPlace(msgspec.Struct, frozen=True, gc=False):
     """A function's memory on a device.
 
     Fields:

@@ -213,18 +213,17 @@ class _Simulation:
 
     def _left(self, request: SimulatedRequest, outcome: Outcome) -> RequestDone:
         """Free the slot of a request; a stopping worker ends with its last request."""
-        worker, dispatch = request.at, request.dispatched
-        charged_ps = request.charged_ps
-        del self._open[dispatch.request]
+        number, worker, charged_ps = request.arrival.request, request.at, request.charged_ps
+        del self._open[number]
         self._figures.charged(request.arrival.client, charged_ps)
         worker.running -= 1
         if worker.stopping:
             self._end_if_stopping(worker)
         return RequestDone(
             self._clock.now_s,
-            dispatch.request,
+            number,
             worker.id,
-            dispatch.slot,
+            request.slot,
             outcome,
             charged_ps / SECOND_PS,
             request.ran_ps / SECOND_PS,
@@ -258,7 +257,8 @@ class _Simulation:
 
     def _dispatch(self, decision: Dispatch, following: list[Event]) -> None:
         request, worker = self._open[decision.request], self._workers[decision.worker]
-        request.dispatch, request.worker = decision, worker
+        request.worker, request.slot = worker, decision.slot
+        request.victims, request.promised = decision.victims, decision.promised
         worker.running += 1
         device = worker.device
         if request.function.nbytes > device.memory.size_bytes:
