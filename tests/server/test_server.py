@@ -23,6 +23,8 @@ from kaas.errors import InvalidConfig
 from kaas.scheduling.policies import factory
 from kaas.scheduling.policies.cfs_affinity import CfsAffinity
 from kaas.scheduling.policies.exclusive import Exclusive
+from kaas.scheduling.simulation.scenario_file import read as read_scenario
+from kaas.scheduling.simulation.simulator import simulate
 from kaas.server.config.serve_config import LimitSettings, parse, read
 from kaas.server.running import process_server
 from kaas.server.usage.quotas import Quotas
@@ -292,8 +294,20 @@ def test_the_pool_of_a_server_is_as_configured() -> None:
     )
 
 
-def test_the_default_policy_of_a_server_is_fair() -> None:
-    assert parse(b"{}").pool.config(None).policy == "cfs_affinity"
+def test_beside_a_client_that_floods_a_server_a_request_waits_about_one_run() -> None:
+    flood = [{"function": "flood", "at_s": 0.0}] * 400
+    polite = [{"function": "polite", "at_s": 0.5 + 0.4 * number} for number in range(10)]
+    told = {
+        "policy": parse(b"{}").pool.policy,
+        "devices": [{"memory_mb": 64}] * 4,
+        "functions": {
+            name: {"memory_mb": 1, "load_s": 0.0, "run_s": 0.05, "client": name} for name in ("flood", "polite")
+        },
+        "requests": [*flood, *polite],
+    }
+    clients = simulate(read_scenario(told)).summary.per_client
+    assert clients["polite"].mean_latency_s < 3 * 0.05
+    assert clients["flood"].mean_latency_s > 2.0
 
 
 def test_the_policy_of_a_server_has_options_or_is_the_operators_own() -> None:

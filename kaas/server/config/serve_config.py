@@ -27,6 +27,8 @@ from kaas.worker.sandbox import Sandbox, available
 PORT = 7600
 CLIENT_FAULTS = 8
 """Default of the devices that requests of one client may end within an hour."""
+LEAD_S = 0.02
+"""Default of the seconds by which a client may be ahead of others: the time for which these wait beside its flood."""
 REPORTED = (
     "requests_per_s",
     "stored_bytes",
@@ -73,10 +75,10 @@ class ShareSettings(_StrictSettings, frozen=True):
 
 class PoolSettings(_StrictSettings, frozen=True):
     """As `kaas.Config`. policy: a name, "module:Class" of the operator's own, or an object with that as `name` and the
-    policy's options. The default is a fair policy, since clients of a server do not know each other."""
+    policy's options. The default keeps clients, which do not know each other, within `LEAD_S` of each other."""
 
     devices: tuple[DeviceSettings, ...] | None = None
-    policy: str | dict[str, Any] = "cfs_affinity"
+    policy: str | dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "adaptive", "T": LEAD_S})
     run_limit_s: float = 60.0
     start_limit_s: float = 120.0
     slots: int = 1
