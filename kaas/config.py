@@ -222,7 +222,7 @@ class Config:
             raise InvalidConfig(f"{POLICY_FORMS}, not {self.policy!r}", field="policy")
         # a text that is no plain name is a policy's code as a running pool describes it
         if isinstance(self.policy, str) and self.policy.isidentifier() and self.policy not in POLICY_NAMES:
-            there = f"there are {', '.join(POLICY_NAMES)}, of which cfs_affinity is fair"
+            there = f"there are {', '.join(POLICY_NAMES)}, of which adaptive, cfs_affinity and mqfq_sticky are fair"
             own = "a file names your own as module:Class"
             raise InvalidConfig(f"no policy {self.policy!r}; {there}; {own}", field="policy")
         _require_positive("run_limit_s", self.run_limit_s, int | float)

@@ -83,11 +83,14 @@ def check_plot(file: Path | None) -> None:
     """Check, before all runs, that a plot can be drawn, if there is one.
 
     Raises:
+        InvalidRequest: the file's name is not one of a PNG.
         MissingPackage: there is no matplotlib.
     """
     from kaas.bench.report import check_matplotlib
 
     if file is not None:
+        if file.suffix.lower() != ".png":
+            raise InvalidRequest(f"--plot draws a PNG: {file} does not end with .png")
         check_matplotlib()
 
 
@@ -102,7 +105,10 @@ def swept(text: str) -> tuple[str, tuple[Any, ...]]:
         raise InvalidRequest(f"--sweep is option=first..last or option=value,value, not {text!r}")
     first, dots, last = told.partition("..")
     if not dots:
-        return option, tuple(_value(each.strip()) for each in told.split(","))
+        values = [_value(each.strip()) for each in told.split(",")]
+        if twice := [value for place, value in enumerate(values) if value in values[:place]]:
+            raise InvalidRequest(f"--sweep {option}: the value {twice[0]!r} stands there twice")
+        return option, tuple(values)
     try:
         low, high = int(first), int(last)
     except ValueError as error:

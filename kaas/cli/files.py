@@ -47,6 +47,17 @@ def writable(path: T) -> T:
     return path
 
 
+def unlike(output: Path | None, *given: Path | None) -> None:
+    """Refuse to write a file that is read.
+
+    Raises:
+        InvalidRequest: they are one file.
+    """
+    for each in given:
+        if output is not None and each is not None and output.exists() and output.samefile(each):
+            raise InvalidRequest(f"cannot write {output}: it is read")
+
+
 GivenFile = Annotated[
     Path,
     typer.Argument(

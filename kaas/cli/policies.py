@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kaas.cli.files import no_device, writable
+from kaas.cli.files import no_device, unlike, writable
 from kaas.errors import InvalidRequest
 from kaas.import_target import modules_here
 from kaas.output_files import write_whole
@@ -46,7 +46,7 @@ def simulate(
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="runs of each, from the scenario's seed on")] = None,
     sweep: Annotated[
-        str | None, typer.Option(help="an option and its values, as limit=0..45 or order=paper,longest")
+        list[str] | None, typer.Option(help="an option and its values, as limit=0..45 or order=paper,longest")
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(dir_okay=False, callback=writable, help="a PNG of the figures; needs matplotlib")
@@ -58,6 +58,7 @@ def simulate(
     """Run a scheduling policy in virtual time, or compare several."""
     from kaas.scheduling.simulation.scenario_file import parse
 
+    unlike(plot, scenario_file)
     scenario = parse(scenario_file.read_bytes())
     if policies is None and seeds is None and sweep is None and plot is None:
         _simulate(scenario, policy, json, rows, summary=summary)
@@ -66,7 +67,9 @@ def simulate(
         raise InvalidRequest("--policy is for one run; --policies has the policies to compare")
     from kaas.cli.comparisons import compare
 
-    compare(scenario, policies, seeds or 1, sweep, plot, json=json)
+    if sweep is not None and len(sweep) > 1:
+        raise InvalidRequest("--sweep is of one option: give it once")
+    compare(scenario, policies, seeds or 1, sweep[0] if sweep else None, plot, json=json)
 
 
 def replay(
@@ -86,10 +89,18 @@ def replay(
 ) -> None:
     """Give a new policy the recorded events of a pool, and compare its decisions with the recorded ones."""
     from kaas.scheduling import recording
+    from kaas.scheduling.simulation.scenario import PolicyChoice
 
+    unlike(scenario, record)
     if devices is not None or scenario is not None:
         recorded = recording.recorded(record)
-        made = recorded.scenario(devices or len(recorded.devices))
+        found = None if policy is None else find_policy(policy)
+        if scenario is not None and callable(found):
+            raise InvalidRequest(f"a scenario cannot name {policy}: kaas simulate --policy takes it, with any scenario")
+        if recorded.policy is None and found is None:
+            raise recording.own_policy(record, 0, recorded.own)
+        named = PolicyChoice(found) if isinstance(found, str) else None
+        made = recorded.scenario(devices or len(recorded.devices), named)
         if recorded.left_out:
             note = f"{recorded.left_out} recorded requests never ran to an end, and are left out"
             Console(stderr=True, emoji=False).print(note)

@@ -122,9 +122,13 @@ class CheckedPolicy:
         """
         self._story.append(event)
         self._observe(event)
+        decided: Iterable[Decision] = ()
         try:
-            decisions = list(self.policy.handle(event))  # it may be a generator
+            decided = self.policy.handle(event)
+            decisions = list(decided)  # it may be a generator
         except (Exception, SystemExit) as error:
+            if isinstance(error, TypeError) and not isinstance(decided, Iterable):
+                raise self._error(f"returned {decided!r} from handle, in place of a list of decisions") from error
             raise self._error(f"raised {type(error).__name__}: {error} ({raised_at(error)})") from error
         try:
             for decision in decisions:

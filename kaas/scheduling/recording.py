@@ -7,6 +7,7 @@ killed is whole up to its last line.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -83,9 +84,17 @@ class Recorder:
             InvalidConfig: the file cannot be written, or a record cannot hold the policy's options.
         """
         try:
-            file = Path(path).open("ab", buffering=0)  # noqa: SIM115 - until close()
+            file = Path(path).open("a+b", buffering=0)  # noqa: SIM115 - until close()
+            file.seek(0)
+            known = file.read(len(EPOCH))
         except OSError as error:
             raise InvalidConfig(f"record: {path} cannot be written: {error}", field="record") from error
+        if known not in (b"", EPOCH):
+            file.close()
+            raise InvalidConfig(
+                f"record: {path} is another file, and no record, which would go on there", field="record"
+            )
+        file.seek(0, os.SEEK_END)
         recorder = cls(path, file)
         if file.tell():
             recorder._write(b"")  # the last line of an earlier epoch may have no end
@@ -201,7 +210,7 @@ def recorded(path: str | Path) -> Recorded:
     requests = Recorded()
     for number, entry in read(Path(path)):
         if isinstance(entry, PoolEpoch):
-            requests.begin(entry.policy, entry.options, entry.devices)
+            requests.begin(entry.policy, entry.options, entry.devices, entry.own)
         elif not requests.devices:
             raise InvalidRecord(f"{path}: an event before the first epoch", path=str(path), line=number)
         else:
@@ -228,13 +237,18 @@ def new_policy(path: str | Path, line: int, epoch: PoolEpoch, policy: str | Poli
     if policy is not None:
         return CheckedPolicy(factory(policy)(epoch.devices), epoch.devices)
     if epoch.policy is None:
-        message = f"{path}: the policy was one of your own, and no record brings it: --policy {epoch.own or OWN} does"
-        raise InvalidRecord(message, path=str(path), line=line)
+        raise own_policy(path, line, epoch.own)
     try:
         return CheckedPolicy(factory(epoch.policy)(epoch.devices, **epoch.options), epoch.devices)
     except (KaasError, TypeError, ValueError, LookupError) as error:
         message = f"{path}, line {line}: policy {epoch.policy!r} with {epoch.options} cannot be made: {error}"
         raise InvalidRecord(message, path=str(path), line=line) from error
+
+
+def own_policy(path: str | Path, line: int, own: str) -> InvalidRecord:
+    """Return the error of a record whose policy is one of the user's own. own: its module:Class, if it has one."""
+    message = f"{path}: the policy was one of your own, and no record brings it: --policy {own or OWN} does"
+    return InvalidRecord(message, path=str(path), line=line)
 
 
 def read(path: Path) -> Iterator[tuple[int, PoolEpoch | tuple[Event, tuple[Decision, ...] | None]]]:
@@ -248,7 +262,7 @@ def read(path: Path) -> Iterator[tuple[int, PoolEpoch | tuple[Event, tuple[Decis
     for (number, line), (_, following) in pairwise(chain(_lines(path), [(0, b"")])):
         try:
             yield number, _decode(line)
-        except (msgspec.DecodeError, KeyError) as error:
+        except msgspec.DecodeError as error:
             if not following or following.startswith(EPOCH):
                 continue  # the end of an epoch
             raise InvalidRecord(f"{path}, line {number}: {error}", path=str(path), line=number) from error
@@ -277,4 +291,6 @@ def _decode(line: bytes) -> PoolEpoch | tuple[Event, tuple[Decision, ...] | None
 
 
 def _value(typed: _TypedJson) -> Any:
+    if typed.type not in TYPES:
+        raise msgspec.ValidationError(f"no event or decision has the name {typed.type!r}")
     return msgspec.json.decode(typed.value, type=TYPES[typed.type])

@@ -123,6 +123,8 @@ def test_a_wrong_line_of_a_trace_is_named_also_from_another_process(tmp_path: Pa
         (("--sweep", "limit=1,x"), "limit is a whole number"),
         (("--plot", "/no/such/folder/out.png"), "/no/such/folder/out.png: there is no folder /no/such/folder"),
         (("--policy", "fcfs", "--seeds", "2"), "--policies"),
+        (("--sweep", "T=1", "--sweep", "alpha=2"), "one option"),
+        (("--policies", "fcfs", "--plot", "figures.jpg"), "does not end with .png"),
     ],
 )
 def test_mistakes_name_the_option(scenario: str, arguments: tuple[str, ...], message: str) -> None:
@@ -135,6 +137,6 @@ def test_sweeps_are_ranges_or_lists() -> None:
     assert swept("T=1.5,10") == ("T", (1.5, 10))
     assert swept("order=paper, longest") == ("order", ("paper", "longest"))
     assert swept("fair=true,false") == ("fair", (True, False))
-    for wrong in ("limit=5..3", "limit=0..99999", "limit=a..b", "limit=", "=3", "1x=2"):
+    for wrong in ("limit=5..3", "limit=0..99999", "limit=a..b", "limit=", "=3", "1x=2", "T=1,2,1"):
         with pytest.raises(InvalidRequest):
             swept(wrong)

@@ -82,7 +82,7 @@ WRONG_DECISIONS: dict[str, tuple[list[Event], list[list[Decision]]]] = {
     "cannot be checked: TypeError": ([TICK], [[WakeAt("soon")]]),  # type: ignore[arg-type]
     "'start', which is no decision": ([TICK], [["start"]]),  # type: ignore[list-item]
     "named keys that are no bytes": ([TICK, UP], [START, [Evict(0, ("a",))]]),  # type: ignore[arg-type]
-    "raised TypeError": ([TICK], [None]),  # type: ignore[list-item]
+    "returned None from handle": ([TICK], [None]),  # type: ignore[list-item]
 }
 
 

@@ -232,7 +232,6 @@ class Execution:
         for key in prefetch.loaded:
             memory.end(key)
         took_ps = self._clock.now_ps - prefetch.began_ps
-        device.busy_ps += took_ps
         if device.workers.get(worker.id) is not worker:
             return
         if prefetch.loaded or prefetch.evicted:

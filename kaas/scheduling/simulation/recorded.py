@@ -34,7 +34,8 @@ class RecordedRequest:
 
     Fields:
         place: its place among the arrivals. arrived_s, ready_s: when the request came, and when its inputs existed.
-            loaded: objects were loaded for the request.
+            run_s, load_s: parts of device_s; both 0 in a record of version 1, which has the sum only. loaded: objects
+            were loaded for the request.
     """
 
     place: int
@@ -42,6 +43,8 @@ class RecordedRequest:
     arrived_s: float
     ready_s: float
     device_s: float = 0.0
+    run_s: float = 0.0
+    load_s: float = 0.0
     loaded: bool = False
 
     @property
@@ -50,11 +53,11 @@ class RecordedRequest:
         return sum(use.nbytes for use in self.arrived.inputs if use.key is not None)
 
     def as_request(self, function: ScenarioFunction, began_s: float) -> ScenarioRequest:
-        """Return the request of a scenario. A run with loads takes as long as others of its function, and the load."""
+        """Return the request of a scenario. Without its run's time, one with loads runs as others of its function."""
         arrived, deadline_s = self.arrived, None
         if arrived.deadline_s is not None:
             deadline_s = max(0.0, arrived.deadline_s - arrived.time_s - (self.ready_s - self.arrived_s))
-        run_s = function.run_s if self.loaded else self.device_s
+        run_s = self.run_s or (function.run_s if self.loaded else self.device_s)
         assert not isinstance(run_s, Mapping), "functions of records have one time for all kinds of devices"
         client = None if arrived.client == function.client else arrived.client
         return ScenarioRequest(arrived.function, self.ready_s - began_s, client, run_s, deadline_s)
@@ -103,7 +106,7 @@ class RecordedRequests:
             case RequestDone(request=request) if request in self.open:
                 ran = self.open.pop(request)
                 loaded = self._loaded.pop(event.worker, set())
-                ran.device_s = event.device_s
+                ran.device_s, ran.run_s, ran.load_s = event.device_s, event.run_s, event.load_s
                 ran.loaded = any(use.key in loaded for use in ran.arrived.inputs)
                 self.ended += 1
                 return ran
@@ -117,7 +120,10 @@ class RecordedRequests:
 
 @dataclass(slots=True)
 class RecordedFunction:
-    """Sums over the runs of a function. Its load is the time that requests with loads took longer than others."""
+    """Sums over the runs of a function.
+
+    In a record of version 1 its load is the time that requests with loads, the `loaded` ones, took longer than others.
+    """
 
     kind: WorkerKind
     client: str
@@ -126,20 +132,24 @@ class RecordedFunction:
     found_s: float = 0.0
     loaded: int = 0
     loaded_s: float = 0.0
+    loads: int = 0
+    loads_s: float = 0.0
 
     def add(self, ran: RecordedRequest) -> None:
         """Take in a run."""
         self.nbytes = max(self.nbytes, ran.cached_bytes)
-        if ran.loaded:
+        if not ran.loaded or ran.run_s:
+            self.found, self.found_s = self.found + 1, self.found_s + (ran.run_s or ran.device_s)
+        if ran.loaded and ran.run_s:
+            self.loads, self.loads_s = self.loads + 1, self.loads_s + ran.load_s
+        elif ran.loaded:
             self.loaded, self.loaded_s = self.loaded + 1, self.loaded_s + ran.device_s
-        else:
-            self.found, self.found_s = self.found + 1, self.found_s + ran.device_s
 
     def as_function(self) -> ScenarioFunction:
         """Return the function of a scenario."""
         with_load_s = self.loaded_s / self.loaded if self.loaded else 0.0
         run_s = self.found_s / self.found if self.found else with_load_s
-        load_s = max(0.0, with_load_s - run_s)
+        load_s = self.loads_s / self.loads if self.loads else max(0.0, with_load_s - run_s)
         kind = "etask" if self.kind is WorkerKind.ETASK else "ktask"
         return ScenarioFunction(self.nbytes / MEGABYTE, load_s, run_s, kind=kind, client=self.client)
 
@@ -160,9 +170,13 @@ class Recorded:
     """The requests and devices of a record, added event by event.
 
     Requests that never ran to an end are left out.
+
+    Fields:
+        policy: that of the last epoch; None for one of the user's own, which `own` names, if it has a module.
     """
 
-    policy: PolicyChoice = field(default_factory=PolicyChoice)
+    policy: PolicyChoice | None = None
+    own: str = ""
     _requests: RecordedRequests = field(default_factory=RecordedRequests)
     _ran: list[RecordedRequest] = field(default_factory=list)
 
@@ -171,10 +185,11 @@ class Recorded:
         """The devices of the last epoch."""
         return self._requests.devices
 
-    def begin(self, policy: str | None, options: Mapping[str, Any], devices: tuple[PhysicalDevice, ...]) -> None:
+    def begin(
+        self, policy: str | None, options: Mapping[str, Any], devices: tuple[PhysicalDevice, ...], own: str = ""
+    ) -> None:
         """Begin an epoch of the pool."""
-        if policy is not None:
-            self.policy = PolicyChoice(policy, dict(options))
+        self.policy, self.own = None if policy is None else PolicyChoice(policy, dict(options)), own
         self._requests.begin(devices)
 
     def add(self, event: Event) -> None:
@@ -187,14 +202,17 @@ class Recorded:
         """Requests that did not run to their end."""
         return self._requests.arrived - self._requests.ended
 
-    def scenario(self, devices: int) -> Scenario:
-        """Return the requests as a scenario on this number of devices, which repeat the recorded ones."""
+    def scenario(self, devices: int, policy: PolicyChoice | None = None) -> Scenario:
+        """Return the requests as a scenario on this number of devices, which repeat the recorded ones.
+
+        policy: instead of the record's, which may be the user's own; then fcfs stands in its place.
+        """
         ran = sorted(self._ran, key=lambda each: each.place)
         functions = functions_of(ran)
         weights = self._requests.weights
         began_s = min((each.ready_s for each in ran), default=0.0)
         return Scenario(
-            policy=self.policy,
+            policy=policy or self.policy or PolicyChoice(),
             devices=tuple(self._device(number % len(self.devices)) for number in range(devices)),
             functions=functions,
             clients={name: ScenarioClient(weight) for name, weight in weights.items() if weight != 1.0},

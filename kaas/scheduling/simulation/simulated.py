@@ -61,7 +61,7 @@ class Summary:
 
     Fields:
         hits, loads, fetches, colds: dispatches by their start.
-        device_busy_s: seconds of starts, loads and runs on each device.
+        device_busy_s: seconds of starts, loads and runs of requests on each device; prefetches do not count.
         jain: Jain's index of fairness over the charged seconds per weight of the clients that have requests: 1 is
             fair, 1/n all to one of n.
     """

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from kaas.errors import InvalidScenario, PolicyError
+from kaas.errors import InvalidScenario, KaasError, PolicyError
 from kaas.scheduling.checks import CheckedPolicy
 from kaas.scheduling.decisions import (
     Decision,
@@ -38,6 +38,7 @@ from kaas.scheduling.events import (
     WorkerKind,
     WorkerReady,
 )
+from kaas.scheduling.raised_at import raised_at
 from kaas.scheduling.simulation import start
 from kaas.scheduling.simulation.clock import SECOND_PS, Clock, Turn, no_earlier_ps, picoseconds, seconds
 from kaas.scheduling.simulation.devices import SimulatedRequest, SimulatedWorker
@@ -80,7 +81,7 @@ def simulate(
     Raises:
         InvalidScenario: the policy refuses its options, or the requests are not ordered by time, or call a function
             that the scenario has not; or the scenario has a workload, which `open_workload` opens.
-        PolicyError: the policy raised, broke an invariant, or left requests without an end.
+        PolicyError: the policy cannot be made, raised, broke an invariant, or left requests without an end.
     """
     if scenario.workload is not None:
         raise InvalidScenario("workload: open_workload makes functions and requests of it", path="workload")
@@ -100,7 +101,14 @@ class _Simulation:
         self._largest_bytes = max(device.memory.size_bytes for device in self._devices)
         physical = start.physical(scenario)
         name = scenario.policy.name if policy is None else ""
-        self._policy = CheckedPolicy((policy or scenario.make_policy)(physical), physical, name=name)
+        try:
+            made = (policy or scenario.make_policy)(physical)
+        except KaasError:
+            raise
+        except Exception as error:
+            message = f"the policy cannot be made: {type(error).__name__}: {error} ({raised_at(error)})"
+            raise PolicyError(message) from error
+        self._policy = CheckedPolicy(made, physical, name=name)
         self._workers: dict[int, SimulatedWorker] = {}
         self._open: dict[int, SimulatedRequest] = {}  # requests that are queued or run, by the ids of their arrivals
         self._all_arrived = False

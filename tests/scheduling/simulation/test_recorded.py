@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kaas.cli.main import app
-from kaas.errors import InvalidRecord
+from kaas.errors import InvalidConfig, InvalidRecord, InvalidRequest
 from kaas.scheduling.events import (
     ClientKnown,
     Event,
@@ -134,3 +134,64 @@ def test_the_command_simulates_a_record_on_other_devices(tmp_path: Path, monkeyp
         assert ended.exit_code == 0, ended.output
         assert len(json.loads(ended.stdout)["dispatches"]) == 3
     assert "identical" in CliRunner().invoke(app, ["replay", str(path), "--policy", "my_policies:Mine"]).stdout
+
+
+def test_loads_are_those_that_the_record_measured_and_not_what_a_first_run_compiled(tmp_path: Path) -> None:
+    first = RequestDone(105.0, 0, 0, 0, Outcome.SUCCEEDED, 3.0, 2.75, 0.25, 4 * MB)
+    second = RequestDone(107.0, 1, 0, 0, Outcome.SUCCEEDED, 1.0, 1.0)
+    scenario = recorded(record(tmp_path / "r", *LIFE[:6], first, LIFE[7], second)).scenario(1)
+    assert scenario.functions["f"].load_s == 0.25
+    assert [request.run_s for request in scenario.requests] == [2.75, 1.0]
+
+
+def test_the_scenario_of_a_record_has_the_policy_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = record(tmp_path / "r", *LIFE)
+    made = tmp_path / "s.json"
+    ended = CliRunner().invoke(app, ["replay", str(path), "--policy", "lb", "--scenario", str(made)])
+    assert ended.exit_code == 0, ended.output
+    assert parse(made.read_bytes()).policy == PolicyChoice("lb")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_policy.py").write_text("from kaas.scheduling.policies.fcfs import FirstComeFirstServed as Mine\n")
+    ended = CliRunner().invoke(app, ["replay", str(path), "--policy", "own_policy:Mine", "--scenario", str(made)])
+    assert isinstance(ended.exception, InvalidRequest)
+
+
+class Own(FirstComeFirstServed):
+    pass
+
+
+def test_a_record_of_a_policy_of_ones_own_runs_under_no_other_one_unasked(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    recorder = Recorder.open(str(path), Own, DEVICES)
+    policy = Own(DEVICES)
+    for event in LIFE:
+        recorder.write(event, policy.handle(event))
+    recorder.close()
+    ended = CliRunner().invoke(app, ["replay", str(path), "--devices", "2"])
+    assert isinstance(ended.exception, InvalidRecord)
+    assert "test_recorded:Own" in str(ended.exception)
+    ended = CliRunner().invoke(app, ["replay", str(path), "--devices", "2", "--policy", "fcfs"])
+    assert ended.exit_code == 0, ended.output
+
+
+def test_no_command_writes_over_the_file_that_it_reads(tmp_path: Path) -> None:
+    path = record(tmp_path / "r", *LIFE)
+    whole = path.read_bytes()
+    ended = CliRunner().invoke(app, ["replay", str(path), "--scenario", str(path)])
+    assert isinstance(ended.exception, InvalidRequest)
+    assert path.read_bytes() == whole
+    scenario = tmp_path / "s.png"
+    scenario.write_bytes(recorded(path).scenario(1).as_json())
+    ended = CliRunner().invoke(app, ["simulate", str(scenario), "--plot", str(scenario)])
+    assert isinstance(ended.exception, InvalidRequest)
+    assert parse(scenario.read_bytes())
+
+
+def test_a_record_goes_on_in_a_record_only(tmp_path: Path) -> None:
+    other = tmp_path / "scenario.json"
+    other.write_text('{"policy": {}}')
+    with pytest.raises(InvalidConfig, match="no record"):
+        Recorder.open(str(other), "fcfs", DEVICES)
+    assert other.read_text() == '{"policy": {}}'

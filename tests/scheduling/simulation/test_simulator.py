@@ -12,10 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from kaas.cli.main import app
+from kaas.errors import PolicyError
 from kaas.scheduling.events import PhysicalDevice
 from kaas.scheduling.policies import POLICIES
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
-from kaas.scheduling.simulation.scenario_file import parse
+from kaas.scheduling.simulation.scenario_file import parse, read
 from kaas.scheduling.simulation.simulated import jain
 from kaas.scheduling.simulation.simulator import simulate
 from tests.scheduling.simulation.simulations import Told, places, requests, run
@@ -196,3 +197,12 @@ def test_the_command_prints_tables(tmp_path: Path) -> None:
     assert ended.exit_code == 0
     assert "dispatches, 2 of 3" in ended.stdout
     assert "p99_latency_s" in ended.stdout
+
+
+def test_a_policy_that_cannot_be_made_is_one_error() -> None:
+    class NoDevices:
+        pass
+
+    scenario = read({"devices": [{}], "functions": {"A": {}}, "requests": requests((0, "A"))})
+    with pytest.raises(PolicyError, match="takes no arguments"):
+        simulate(scenario, NoDevices)  # type: ignore[arg-type]
