@@ -173,7 +173,7 @@ class Config:
     Args:
         devices: None means the GPUs that Ray's cluster has, or else two software GPUs.
         policy: a name of `kaas.scheduling.policies.POLICIES`, or a callable that makes a policy from the devices: a
-            class, or one with options by `functools.partial`. A server's `pool` has adaptive with T=0.02 by default.
+            class, or one with options by `functools.partial`. A server's `pool` has adaptive with T=0.005 by default.
         run_limit_s: longest time in seconds that one attempt of a request may run; beyond it the request fails and its
             executor is replaced.
         start_limit_s: longest time in seconds that an executor may take to start.

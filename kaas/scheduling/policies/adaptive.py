@@ -74,7 +74,7 @@ class Adaptive(Scheduler):
         """Take in that a client's charge has changed."""
         for order in self._orders:
             if share in order.clients:
-                order.recharged(share)
+                order.take_turns(share)
 
     def estimated(self, function: str) -> None:
         """Take in that a function's times have changed."""
@@ -111,15 +111,11 @@ class Adaptive(Scheduler):
 
     def prefetch(self, request: QueuedRequest, worker: WorkerState) -> bool:
         """Load a request's memory on a busy worker, if no device has it and what leaves is worth less."""
-        constants, device = request.reads.constants, worker.device.index
+        constants = request.reads.constants
         if not constants.nbytes or constants.whole:
             return False
-        memory, victims = self._holdings.memories[device], self.worth_least(constants, worker)
-        leaving_bytes = sum(self._holdings.size(key) for key in victims)
-        missing_bytes = constants.missing_bytes(device)
-        if memory.capacity_bytes is None or missing_bytes > memory.free_bytes + leaving_bytes:
-            return False
-        if victims and self.keep.loss(constants, device, self.now_s) >= self.keep.worth(constants, self.now_s, 1):
+        victims = self.worth_least(constants, worker)
+        if not self.keep.brings(constants, worker.device.index, victims, self.now_s):
             return False
         self._cache_orders.prefetch(worker, constants.sizes, victims)
         return True
@@ -156,9 +152,8 @@ class Adaptive(Scheduler):
         busy = local.soonest(request, devices, self.now_s, least_s=0.0 if self.mixed else run_s, before_s=before_s)
         if busy is None:
             return free
-        # once a load elsewhere would have ended, the busy device has taken longer than expected
-        until_s = before_s - run_s
-        local.promise(request, busy, until_s if until_s > self.now_s else None)
+        # if the busy device is not free by then, the request would have ended first on the free one
+        local.promise(request, busy, before_s - self.cost_s(request, busy))
         return None
 
     def _preference(self, request: QueuedRequest, worker: WorkerState) -> tuple[float, ...]:
@@ -229,7 +224,7 @@ class BoostedArrivals(BoostedScores):
         """Remove a request from its flow, or from a local queue."""
         if request.deadline_s is not None:
             self._urgent.discard(request)
-        if request.promised and request in self._local:
+        if request in self._local:
             self._local.withdraw(request)
         else:
             self._leave(request)
@@ -247,7 +242,7 @@ class BoostedArrivals(BoostedScores):
         super().offer(queue)
         self._of_function.add(queue)
         if not self._turns.waits(queue.share):
-            self._take_turns(queue.share)
+            self.take_turns(queue.share)
         if self._turns.may_go(queue.share):
             self._put(queue)
 
@@ -256,7 +251,7 @@ class BoostedArrivals(BoostedScores):
         super().withdraw(queue)
         self._of_function.discard(queue)
         self._remove_place(queue)
-        self._take_turns(queue.share)
+        self.take_turns(queue.share)
 
     def _put(self, queue: Queue, costs: tuple[int, int] | None = None) -> None:
         head = queue.head
@@ -282,7 +277,7 @@ class BoostedArrivals(BoostedScores):
             if not self._classes[whole]:
                 del self._classes[whole]
 
-    def _take_turns(self, share: ClientShare) -> None:
+    def take_turns(self, share: ClientShare) -> None:
         """Let the clients go that may go now, and hold the others back."""
         waits = share in self.clients and share not in self._parked
         for changed in self._turns.changed(share, waits=waits):
@@ -292,10 +287,6 @@ class BoostedArrivals(BoostedScores):
                     self._put(queue)
                 else:
                     self._remove_place(queue)
-
-    def recharged(self, share: ClientShare) -> None:
-        """Take in that the charge of a client that waits has changed."""
-        self._take_turns(share)
 
     def estimated(self, function: str) -> None:
         """Give the flows of a function places by its new times, if these are of another class."""
@@ -332,28 +323,31 @@ class BoostedArrivals(BoostedScores):
 
     def next(self) -> Chosen | None:
         """Return the request that goes now, and its worker."""
-        for worker in self._local.due:
-            if worker.usable and not worker.gated:
-                for request in self._local.requests(worker):
-                    if not self.parked(request.share):
-                        return request, worker
+        if (promised := self._local.next(self.held)) is not None:
+            return promised
         if (overdue_s := self._local.next_overdue_s) is not None and overdue_s <= self._policy.now_s:
             self._take_back()
         while self._flows and self.group and (idle := self._policy.idle_worker(self.group)) is not None:
             chosen = (self._urgent_one(idle) if self._urgent.waiting else None) or self._best(idle)
             if chosen is None:
-                return None
+                break
             to = self._policy.hit(chosen, idle) or self._policy.destination(chosen, idle, self._local)
             if to is not None:
                 return chosen, to
             self._leave(chosen)
-        return None
+        return self._local.next(self.held) if self._local.due else None
+
+    def held(self, request: QueuedRequest) -> bool:
+        """Return True if a promised request may not go: limits, one of higher priority, or another client's turn."""
+        share = request.share
+        if not self._classes or share in self._parked:
+            return share in self._parked
+        first = min(queues.least()[0] for queues in self._classes.values())
+        return first < -share.priority or self._turns.yields(share)
 
     def _take_back(self) -> None:
         """Let requests go elsewhere that have waited for a busy worker for too long, if another worker is free."""
-        while (late := self._local.overdue(self._policy.now_s)) is not None:
-            if self._policy.idle_worker(late.group) is None:
-                return
+        while (late := self._local.overdue(self._policy.now_s)) and self._policy.idle_worker(late.group) is not None:
             self._local.withdraw(late)
             late.promised = False
             self._enter(late)
@@ -372,7 +366,10 @@ class BoostedArrivals(BoostedScores):
         return min(found, key=PRIORITY_THEN_TIME)[-1].head if found else None
 
     def _urgent_one(self, idle: WorkerState) -> QueuedRequest | None:
-        """Return the request of the earliest deadline that can still be met, if it has less slack than it costs."""
+        """Return the request of the earliest deadline that can still be met, of those with less slack than they cost.
+
+        It loads nothing: loads for deadlines push out what others need, and more deadlines are missed than met.
+        """
         if (first := self.sorted_heads().first()) is None:
             return None
         policy, priority = self._policy, first.share.priority
@@ -381,7 +378,8 @@ class BoostedArrivals(BoostedScores):
             return share.priority >= priority and share not in self._parked and self._turns.may_go(share)
 
         def cost_s(request: QueuedRequest) -> float:
-            return math.inf if request in self._local else policy.cost_s(request, idle)
+            waits = request in self._local or request.reads.constants.missing_bytes(idle.device.index)
+            return math.inf if waits else policy.cost_s(request, idle)
 
         return self._urgent.first(policy.now_s, may_go, lambda request: policy.costs.seconds(request)[0], cost_s)
 

@@ -80,6 +80,9 @@ class Batches(FlowOrder):
         queue, worker = self.heads.first(), self._worker()
         if worker is None:
             return None
+        batch = self._batches.get(worker)
+        if batch is not None and queue is not None and queue.share.priority > _head(batch).share.priority:
+            self._end(worker)
         if worker not in self._batches and queue is not None:
             self._begin(worker, queue)
         batch = self._batches.get(worker) or min(self._batches.values(), key=lambda own: by_age(_head(own)))
@@ -98,8 +101,10 @@ class Batches(FlowOrder):
         """Return the first request of each batch and flow: the free worker's batch, then a new one, then the others."""
         free = self._worker()
         found = [self._candidate(queue.head, 1, len(queue.requests)) for queue in self._flows.values()]
+        first = self.heads.first()
         for worker, batch in self._batches.items():
-            turn = 0 if worker is free else 2
+            overtaken = first is not None and first.share.priority > _head(batch).share.priority
+            turn = 0 if worker is free and not overtaken else 2
             found.append(self._candidate(_head(batch), turn, len(batch), batch_of_worker=worker.id))
         return found
 

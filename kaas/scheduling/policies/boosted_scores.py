@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from typing import Protocol
 
 from kaas.scheduling.candidates import Candidate
@@ -86,6 +87,10 @@ class BoostedScores(OwnPlaces):
             request, scores, cost_s=cost_s, boost_s=boost_s, holders=len(request.reads.constants.whole)
         )
 
+    @abstractmethod
+    def held(self, request: QueuedRequest) -> bool:
+        """Return True if a promised request may not go, although its worker is free."""
+
     def _hits(self, idle: WorkerState) -> set[Queue]:
         """Return the flows that find their memory on an idle device: the first of each working set there."""
         return {least[-1] for least in self._readers.leasts(self._policy.held_by(idle))}
@@ -95,13 +100,14 @@ class BoostedScores(OwnPlaces):
         now_s, deadline_s = self._policy.now_s, request.deadline_s
         if deadline_s is None or request in self._local or request.share.priority < first.share.priority:
             return False
-        near = self._urgent.is_urgent(request, now_s)
+        near = self._urgent.is_urgent(request, now_s) and not request.reads.constants.missing_bytes(idle.device.index)
         in_time = now_s + max(self._policy.costs.seconds(request)[0], self._policy.cost_s(request, idle)) <= deadline_s
         return near and in_time and not self.obstacle(request)
 
     def obstacle(self, request: QueuedRequest) -> str:
         """Return why a request may not go: limits, its promise, or its client's turn."""
-        if request in self._local:
-            return self._local.obstacle(request, self.parked)
+        if request in self._local and request.share not in self._parked:
+            overtaken = "another client's turn, or a request of higher priority" if self.held(request) else ""
+            return overtaken or self._local.obstacle(request, self.held)
         ahead = "" if self._turns.may_go(request.share) else "its client has had more than its turn"
         return super().obstacle(request) or ahead

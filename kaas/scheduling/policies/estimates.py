@@ -47,7 +47,7 @@ class FunctionTimes:
 
     Fields:
         runs: seconds without loads, by kind of device. device_s: seconds with loads, on all devices. loads: seconds to
-            load one byte, by kind. gap_s: the seconds between its arrivals. called_s: the time of its last arrival.
+            load one byte, by kind. gap_s: the seconds between its dispatches. called_s: the time of its last one.
             family, batch: as in `FunctionKnown`. cost_classes: what `adaptive` makes of the times, until these change.
     """
 
@@ -108,8 +108,8 @@ class Estimates:
         self._lines.pop(event.family, None)
         times.family, times.batch = event.family, event.batch
 
-    def arrived(self, function: str, time_s: float) -> None:
-        """Take in that a function is called."""
+    def called(self, function: str, time_s: float) -> None:
+        """Take in that a request of a function begins: one that is cancelled before is no call."""
         times = self.of(function)
         if times.called_s is not None:
             times.gap_s.add(time_s - times.called_s)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kaas.scheduling.candidates import Candidate, Destination, Why
+from kaas.scheduling.events import RequestDone
 from kaas.scheduling.policies.estimates import Estimates
 from kaas.scheduling.policies.fair_share import ClientShare, FairShare
 from kaas.scheduling.policies.placement import Placement
@@ -164,6 +165,10 @@ class WatchedOrder(RequestOrder):
     def freed(self, request: QueuedRequest, worker: WorkerState) -> None:
         """Take in that a request has ended on a worker."""
         self._order.freed(request, worker)
+
+    def failed(self, request: QueuedRequest, event: RequestDone) -> None:
+        """Take in that a request failed."""
+        self._order.failed(request, event)
 
     def settled(self) -> None:
         """Take in that all requests have been dispatched that can go now."""

@@ -32,6 +32,12 @@ class Turns:
         self.waiting: PriorityQueue[ClientShare] = PriorityQueue()
         self.ahead: PriorityQueue[ClientShare] = PriorityQueue()
 
+    @property
+    def least_s(self) -> float:
+        """The time of the client that has had least; infinite if none waits."""
+        least_s: float = self.waiting.least()[0] if self.waiting else math.inf
+        return least_s
+
 
 class FairTurns:
     """The clients that wait, by their device time. Those of different priority do not compete.
@@ -52,6 +58,11 @@ class FairTurns:
         """Return True if a client is not too far ahead."""
         priority = self._priority.get(share)
         return priority is None or share not in self._turns[priority].ahead
+
+    def yields(self, share: ClientShare) -> bool:
+        """Return True if a client, which need not wait itself, is too far ahead of one that waits."""
+        turns = self._turns.get(share.priority)
+        return turns is not None and share.time_s > turns.least_s + self._lead_s
 
     def waits(self, share: ClientShare) -> bool:
         """Return True if a client counts among those of its priority that wait."""

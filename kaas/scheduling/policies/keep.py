@@ -39,6 +39,14 @@ class Keep:
                 break
         return lost
 
+    def brings(self, constants: WorkingSet, device: int, victims: Sequence[bytes], now_s: float) -> bool:
+        """Return True if a working set that no device has fits in the place of these objects, and is worth more."""
+        memory = self._holdings.memories[device]
+        room_bytes = memory.free_bytes + sum(self._holdings.size(key) for key in victims)
+        if memory.capacity_bytes is None or constants.missing_bytes(device) > room_bytes:
+            return False
+        return not victims or self.loss(constants, device, now_s) < self.worth(constants, now_s, 1)
+
     def victims(
         self, reads: WorkingSet, device: int, now_s: float, kept: Callable[[], list[WorkingSet]], waits: Waits
     ) -> tuple[bytes, ...]:

@@ -227,21 +227,21 @@ class LocalityOrder(FlowOrder):
 
     def obstacle(self, request: QueuedRequest) -> str:
         """Return why a request may not go: limits, or its promise."""
-        return self._local.obstacle(request, self.parked) if request in self._local else super().obstacle(request)
+        if request in self._local and request.share not in self._parked:
+            overtaken = "a request of higher priority waits" if self._held(request) else ""
+            return overtaken or self._local.obstacle(request, self._held)
+        return super().obstacle(request)
 
     # --- the algorithm
 
     def next(self) -> Chosen | None:
         """Return the request that goes now, and its worker."""
-        return self._from_local_queues() or self._from_queue()
+        return self._local.next(self._held) or self._from_queue() or self._local.next(self._held)
 
-    def _from_local_queues(self) -> Chosen | None:
-        for worker in self._local.due:
-            if worker.usable and not worker.gated:
-                for request in self._local.requests(worker):
-                    if not self.parked(request.share):
-                        return request, worker
-        return None
+    def _held(self, request: QueuedRequest) -> bool:
+        """Return True if a promised request may not go: its client is held back, or one of higher priority waits."""
+        first = self.heads.first()
+        return request.share in self._parked or (first is not None and first.share.priority > request.share.priority)
 
     def _from_queue(self) -> Chosen | None:
         while (queue := self.heads.first()) is not None and (idle := self._policy.idle_worker(queue.head)) is not None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator
 
-from kaas.scheduling.policies.fair_share import ClientShare
 from kaas.scheduling.policies.orders import PriorityQueue
 from kaas.scheduling.policies.state import QueuedRequest, WorkerState
 
 Seconds = Callable[[QueuedRequest, WorkerState], float]
+Held = Callable[[QueuedRequest], bool]
 
 
 class LocalQueues:
@@ -48,13 +48,20 @@ class LocalQueues:
         """Return all requests that wait for a worker."""
         return [request for own in self._queues.values() for request, _ in own.values()]
 
-    def obstacle(self, request: QueuedRequest, parked: Callable[[ClientShare], bool]) -> str:
+    def next(self, held: Held) -> tuple[QueuedRequest, WorkerState] | None:
+        """Return the first request of a worker that can take one, and the worker. held: whether it may not go."""
+        for worker in self.due:
+            if worker.usable and not worker.gated:
+                for request, _ in self._queues[worker].values():
+                    if not held(request):
+                        return request, worker
+        return None
+
+    def obstacle(self, request: QueuedRequest, held: Held) -> str:
         """Return why a promised request may not go: its worker is busy, or another request is first there."""
-        if parked(request.share):
-            return "limits of its client"
         worker = self._workers[request.id]
         able = worker.usable and not worker.gated
-        first = next((each for each in self.requests(worker) if not parked(each.share)), request)
+        first = next((each for each in self.requests(worker) if not held(each)), request)
         return "" if able and first is request else f"promised to worker {worker.id}"
 
     def turn(self, request: QueuedRequest) -> int:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import islice
 
-from kaas.scheduling.events import PhysicalDevice, Utilisation, WorkerKind
+from kaas.scheduling.events import PhysicalDevice, RequestDone, Utilisation, WorkerKind
 from kaas.scheduling.policies.device_tokens import DeviceTokens
 from kaas.scheduling.policies.fair_share import ClientShare
 from kaas.scheduling.policies.flow_scores import TimedFlowOrder
@@ -66,7 +66,7 @@ class MqfqSticky(Scheduler):
         check_choice("mqfq_sticky", "tau", tau, ("run", "all"))
         check_choice("mqfq_sticky", "sticky", sticky, ("soft", "hard"))
         self.T, self.alpha, self.order_by, self.global_vt, self.hard = T, alpha, order, global_vt, sticky == "hard"
-        self._tau_all, self.one_at_a_time = tau == "all", D == 1
+        self.tau_all, self.one_at_a_time = tau == "all", D == 1
         self.utilisation_every_s = self.tokens.poll_s
         super().__init__(devices)
         self.warm = WarmFlows(self._holdings, self._locality, self._placement, self._cache_orders)
@@ -86,7 +86,7 @@ class MqfqSticky(Scheduler):
 
     def tau_s(self, request: QueuedRequest, worker: WorkerState) -> float:
         """Return the seconds that a request counts, as far as they are known when it is dispatched."""
-        if self._tau_all and (whole := self._estimates.of(request.function).device_s).count:
+        if self.tau_all and (whole := self._estimates.of(request.function).device_s).count:
             return whole.value
         return self._estimates.run_s(request, worker.device.spec)
 
@@ -166,6 +166,9 @@ class Flows(TimedFlowOrder):
         if flow.queue is not None and flow not in level.waiting and flow not in self._unsorted:
             self.withdraw(queue)  # the priority of its client has changed
         super().offer(queue)
+        if flow.weight != queue.share.weight:  # what it is ahead counts by the new weight
+            flow.vt = level.vt + max(0.0, flow.vt - level.vt) * flow.weight / queue.share.weight
+            flow.weight = queue.share.weight
         if flow.queue is None:
             flow.vt = max(flow.vt, level.vt)
             flow.queue = queue
@@ -232,6 +235,15 @@ class Flows(TimedFlowOrder):
             self._rest(flow)
         if flow.has_memory:
             self._policy.warm.freed(flow)
+
+    def failed(self, request: QueuedRequest, event: RequestDone) -> None:
+        """Charge what a failed run took beyond the mean that it was charged: it moves no mean for those to come."""
+        flow, worker = self._known.get(request.flow), request.worker
+        if flow is not None and worker is not None:
+            took_s = event.device_s if self._policy.tau_all else event.run_s
+            flow.vt += max(0.0, took_s - self._policy.tau_s(request, worker)) / request.share.weight
+            if flow.queue is not None:
+                self._unsorted[flow] = flow.queue
 
     def lost(self, worker: WorkerState) -> None:
         """Let the flows of a worker that has ended choose a device anew."""

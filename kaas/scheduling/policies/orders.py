@@ -8,6 +8,7 @@ from itertools import count, islice
 from typing import Any, ClassVar, TypeVar
 
 from kaas.scheduling.candidates import Candidate
+from kaas.scheduling.events import RequestDone
 from kaas.scheduling.policies.fair_share import ClientShare
 from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, RequestOrder, WorkerGroup, WorkerState
 
@@ -216,6 +217,9 @@ class FlowOrder(RequestOrder):
 
     def freed(self, request: QueuedRequest, worker: WorkerState) -> None:
         """Take in that a request has ended on a worker: here nothing depends on it."""
+
+    def failed(self, request: QueuedRequest, event: RequestDone) -> None:
+        """Take in that a request failed: here nothing depends on it."""
 
     def settled(self) -> None:
         """Take in that all requests have been dispatched that can go now: here nothing follows."""

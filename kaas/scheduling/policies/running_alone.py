@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kaas.scheduling.policies.fair_share import FairShare
 from kaas.scheduling.policies.placement import Placement
-from kaas.scheduling.policies.state import QueuedRequest, WorkerState
+from kaas.scheduling.policies.state import QueuedRequest, WorkerGroup, WorkerState
 
 
 class RunningAlone:
@@ -14,14 +14,22 @@ class RunningAlone:
         self._placement = placement
         self._fair_share = fair_share
 
-    def claim(self, request: QueuedRequest, now_s: float) -> WorkerState | None:
-        """Return a worker on which nothing runs; if there is none, keep the least busy one free of other requests.
+    def next(self, group: WorkerGroup, now_s: float) -> tuple[QueuedRequest, WorkerState] | None:
+        """Return the oldest request that must run alone and can, with its worker; keep workers free for the others.
 
-        A request that limits of its client hold back gets none.
+        A request that limits of its client hold back gets none, and leaves the one that is kept for it to others.
         """
-        if request.share.limited and self._fair_share.held(request.share, now_s):
+        requests = sorted(group.alone.values(), key=lambda request: request.id)
+        held = [each for each in requests if each.share.limited and self._fair_share.held(each.share, now_s)]
+        for request in held:
             self.release(request)
-            return None
+        for request in requests:
+            if request not in held and (worker := self._claim(request)) is not None:
+                return request, worker
+        return None
+
+    def _claim(self, request: QueuedRequest) -> WorkerState | None:
+        """Return a worker on which nothing runs; if there is none, keep the least busy one free of other requests."""
         worker = _least_busy_for(request)
         if worker is None:
             return None

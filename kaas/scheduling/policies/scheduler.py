@@ -137,7 +137,8 @@ class Scheduler(Explained):
             case events.Residency():
                 self._holdings.moved(event, self._placement.known(event.worker).device.index)
             case events.RequestCancelled():
-                self._cancel(event.request)
+                if (request := self._requests[event.request]).worker is None:  # else RequestDone frees its slot
+                    self._leave(request)
             case events.WorkerReady():
                 self._mark_dirty(self._placement.ready(event).group)
                 if event.kind is events.WorkerKind.EXECUTOR:
@@ -167,13 +168,12 @@ class Scheduler(Explained):
         share = self._fair_share.know(event)
         for group in self._placement.groups.values():
             group.order.unpark(share)  # its priority may have changed
+        self.recharged(share)  # and its weight
         self._mark_dirty_all()
 
     def _arrive(self, event: events.RequestArrived) -> None:
         share = self._fair_share[event.client]
         self._fair_share.arrived(share, again=event.attempt > 1)
-        if event.attempt == 1:
-            self._estimates.arrived(event.function, event.time_s)
         group = self._group(event.kind, event.client, event.function)
         request = self._requests.add(event, share, group)
         if not group.workers and (reason := self._placement.no_start_reason(group)) is not None:
@@ -186,7 +186,7 @@ class Scheduler(Explained):
         group = self._placement.groups.get(serves)
         if group is None:
             if len(self._placement.groups) >= self._most_groups:
-                self._placement.forget({*self._requests.groups()})
+                self._placement.forget({request.group for request in self._requests.values()})
                 self._most_groups = max(GROUPS, 2 * len(self._placement.groups))
             group = self._placement.group(serves, place)
         return group
@@ -210,11 +210,6 @@ class Scheduler(Explained):
         if request.alone:
             self._alone.release(request)
 
-    def _cancel(self, number: int) -> None:
-        request = self._requests[number]
-        if request.worker is None:  # else its slot is free only at events.RequestDone
-            self._leave(request)
-
     def _leave(self, request: QueuedRequest) -> None:
         if request.ready:
             self._dequeue(request)
@@ -229,6 +224,8 @@ class Scheduler(Explained):
             raise PolicyError(f"request {event.request} does not run on worker {event.worker}")
         self._placement.free_slot(worker, event.slot, request)
         worker.group.order.freed(request, worker)
+        if event.outcome is not events.Outcome.SUCCEEDED:
+            worker.group.order.failed(request, event)
         if self._holdings.leaving:
             self._holdings.let_go(worker.device.index, request.dispatch)
         if request.brings:
@@ -341,11 +338,10 @@ class Scheduler(Explained):
         return decisions
 
     def _dispatch_group(self, group: WorkerGroup) -> None:
-        for request in sorted(group.alone.values(), key=lambda each: each.id) if group.alone else ():
-            if request.late(self.now_s):
-                self._dequeue(request)
-            elif (claimed := self._alone.claim(request, self.now_s)) is not None:
-                self._dispatch(request, claimed)
+        for request in [each for each in group.alone.values() if each.late(self.now_s)] if group.alone else ():
+            self._dequeue(request)
+        while group.alone and (claimed := self._alone.next(group, self.now_s)) is not None:
+            self._dispatch(*claimed)
         if group.aside:
             self._oversized.bring_back(group)
         order = group.order
@@ -373,6 +369,7 @@ class Scheduler(Explained):
         slot = self._placement.take_slot(worker, request)
         request.estimate_s = self._fair_share.dispatched(share)
         device, reads = worker.device.spec, request.reads
+        self._estimates.called(request.function, self.now_s)
         request.ends_s = self.now_s + self._estimates.run_s(request, device)
         victims: tuple[bytes, ...] = ()
         if reads.nbytes:

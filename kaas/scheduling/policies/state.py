@@ -11,7 +11,7 @@ import msgspec
 
 from kaas.errors import PolicyError
 from kaas.scheduling.candidates import Candidate
-from kaas.scheduling.events import PhysicalDevice, RequestArrived, Running, WorkerKind
+from kaas.scheduling.events import PhysicalDevice, RequestArrived, RequestDone, Running, WorkerKind
 from kaas.scheduling.policies.fair_share import ClientShare
 from kaas.scheduling.policies.holdings import NOTHING, Holdings, WorkingSet
 
@@ -128,6 +128,9 @@ class RequestOrder(Protocol):
 
     def freed(self, request: QueuedRequest, worker: WorkerState) -> None:
         """Take in that a request has ended on a worker."""
+
+    def failed(self, request: QueuedRequest, event: RequestDone) -> None:
+        """Take in, after `freed`, that the request failed or was abandoned: no estimate counts it."""
 
     def settled(self) -> None:
         """Take in that all requests have been dispatched that can go now."""
@@ -394,7 +397,3 @@ class RequestTable(dict[int, QueuedRequest]):
         """Return the requests of a partition that no worker runs, by id."""
         queued = [each for each in self.values() if each.worker is None and each.group.partition is partition]
         return sorted(queued, key=lambda each: each.id)
-
-    def groups(self) -> Iterator[WorkerGroup]:
-        """Return an iterator over the groups of all requests."""
-        return (request.group for request in self.values())

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 
 from kaas.scheduling.policies.fair_share import ClientShare
 from kaas.scheduling.policies.orders import PriorityQueue
 from kaas.scheduling.policies.state import QueuedRequest
+
+COMPARED = 64
+"""Urgent requests of a client that are looked at for one device."""
 
 
 class UrgentRequests:
@@ -63,7 +67,7 @@ class UrgentRequests:
         found: tuple[float, int, QueuedRequest] | None = None
         late = []
         for share, own in self._now.items():
-            for request in own if may_go(share) else ():
+            for request in islice(own, COMPARED) if may_go(share) else ():
                 deadline_s = request.deadline_s or 0.0
                 if found is not None and found[:2] < (deadline_s, request.id):
                     break

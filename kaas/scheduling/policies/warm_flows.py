@@ -23,14 +23,15 @@ class TimedFlow:
     """One client's calls of one function, also while it has no request.
 
     Fields:
-        vt: its virtual time: the start tag of its first request, or the finish tag of its last one. in_flight: requests
-            that run. gap_s: seconds between arrivals. arrived_s: the last arrival. device: where its memory is, or
-            goes. reads: what its last request read. has_memory: that has constants. active: it may have memory on
-            its device. queue: its waiting requests, unless its client is parked. rests_until_s: the end of its rest, if
-            it rests.
+        vt: its virtual time: the start tag of its first request, or the finish tag of its last one. weight: that of its
+            client, by which it is ahead. in_flight: requests that run. gap_s: seconds between arrivals. arrived_s: the
+            last arrival. device: where its memory is, or goes. reads: what its last request read. has_memory: that has
+            constants. active: it may have memory on its device. queue: its waiting requests, unless its client is
+            parked. rests_until_s: the end of its rest, if it rests.
     """
 
     vt: float = 0.0
+    weight: float = 1.0
     in_flight: int = 0
     gap_s: Mean = field(default_factory=Mean)
     arrived_s: float | None = None

@@ -27,7 +27,7 @@ from kaas.worker.sandbox import Sandbox, available
 PORT = 7600
 CLIENT_FAULTS = 8
 """Default of the devices that requests of one client may end within an hour."""
-LEAD_S = 0.02
+LEAD_S = 0.005
 """Default of the seconds by which a client may be ahead of others: the time for which these wait beside its flood."""
 REPORTED = (
     "requests_per_s",

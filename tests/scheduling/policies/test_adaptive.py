@@ -210,6 +210,13 @@ def test_a_request_with_less_slack_than_it_costs_goes_first_if_it_can_be_met() -
     assert not result.rejected
 
 
+def test_a_deadline_is_no_reason_to_load_before_requests_whose_memory_is_there() -> None:
+    functions = {name: {"memory_mb": 4, "load_s": 1, "run_s": 1} for name in "AB"}
+    devices = [{"memory_mb": 4, "cached": ["A"], "busy_until_s": 1}]
+    told: list[Told] = [{"function": "A"}, {"function": "A"}, {"function": "B", "deadline_s": 4.5}]
+    assert order(run({"boost": 0}, devices=devices, functions=functions, requests=told))[0] == 0
+
+
 def test_a_deadline_is_no_way_past_a_client_of_higher_priority() -> None:
     """Function g never ran, so a request for it costs the client's mean, 1 s: with a deadline at 2 s it is urgent."""
     for priority, first in ((0, 1), (1, 2)):

@@ -232,6 +232,53 @@ def test_adaptive_gives_backlogged_clients_time_within_the_bound(data: st.DataOb
     look(told, partial(Shares, t=t, devices=len(told["devices"]), runs=runs, weights=weights))
 
 
+@given(data=st.data(), t=st.sampled_from([0.0, 0.02, 1.0]))
+def test_adaptive_bounds_what_clients_get_over_any_time_in_which_both_wait(data: st.DataObject, t: float) -> None:
+    """The difference of S / w changes by D (4 T + tau_i / w_i + tau_j / w_j + tau) at most, tau the longest of all."""
+    clients = "xyz"[: data.draw(st.integers(2, 3))]
+    weights = {client: data.draw(st.sampled_from([1.0, 4.0])) for client in clients}
+    runs = {client: data.draw(st.sampled_from([0.05, 1.0, 4.0])) for client in clients}
+    devices = data.draw(st.integers(1, 2))
+    arrivals = [
+        (at_s, client)
+        for client in clients
+        for at_s in data.draw(st.lists(st.sampled_from([0.0, 1.0, 2.5, 7.25, 13.0]), min_size=1, max_size=3))
+        for _ in range(data.draw(st.sampled_from([1, 2, 30])))
+    ]
+    scenario = read(
+        {
+            "policy": {"name": "adaptive", "T": t},
+            "devices": [{}] * devices,
+            "functions": {client: {"client": client, "run_s": run_s} for client, run_s in runs.items()},
+            "clients": {client: {"weight": weight} for client, weight in weights.items()},
+            "requests": [{"at_s": at_s, "function": client} for at_s, client in sorted(arrivals)],
+        }
+    )
+    tau = {client: runs[client] / weights[client] for client in clients}
+    called = dict.fromkeys(clients, 0)
+    got = dict.fromkeys(clients, 0.0)
+    both: dict[tuple[str, str], list[float]] = {}  # the differences since both wait
+
+    def observe(event: Event, decisions: Sequence[Decision]) -> None:
+        if isinstance(event, RequestArrived):
+            called[event.client] += 1
+        for decision in decisions:
+            if isinstance(decision, Dispatch):
+                client = sorted(arrivals)[decision.request][1]
+                called[client] -= 1
+                got[client] += tau[client]
+        for one, other in permutations(clients, 2):
+            if not (called[one] and called[other]):
+                both.pop((one, other), None)
+                continue
+            seen = both.setdefault((one, other), [])
+            seen.append(got[one] - got[other])
+            bound_s = devices * (4 * t + tau[one] + tau[other] + max(tau.values()))
+            assert max(seen) - min(seen) <= bound_s + 1e-9
+
+    simulate(scenario, observe=observe)
+
+
 @pytest.mark.parametrize("policy", ["cfs_affinity", "adaptive"])  # mqfq_sticky counts run seconds: its bound is below
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize("weight", [1.0, 2.0])
