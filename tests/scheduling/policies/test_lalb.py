@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kaas.errors import InvalidScenario
-from kaas.scheduling.events import PhysicalDevice, WorkerKind
+from kaas.scheduling.events import PhysicalDevice, RequestDone, WorkerKind
 from kaas.scheduling.policies.lalb import Lalbo3
 from kaas.scheduling.policies.state import QueuedRequest, RequestOrder, Serves, WorkerState
 from kaas.scheduling.simulation.scenario_file import read
@@ -183,6 +183,9 @@ class EveryRequest(RequestOrder):
         return min([*self.queue, *(each for own in self.local.values() for each in own)], key=lambda each: each.id)
 
     def freed(self, request: QueuedRequest, worker: WorkerState) -> None:
+        pass
+
+    def failed(self, request: QueuedRequest, event: RequestDone) -> None:
         pass
 
     def settled(self) -> None:
