@@ -18,30 +18,33 @@ class CacheOrders:
         self._holdings = holdings
         self._placement = placement
         self._last = 0
-        self._open: dict[int, tuple[WorkerState, tuple[bytes, ...], int]] = {}  # with the last dispatch's number
+        # with the objects that come, those that leave, and the last dispatch's number
+        self._open: dict[int, tuple[WorkerState, tuple[bytes, ...], tuple[bytes, ...], int]] = {}
 
     def prefetch(self, worker: WorkerState, sizes: Mapping[bytes, int], victims: tuple[bytes, ...] = ()) -> None:
         """Load the objects of a request that waits, given with their bytes, and give the victims up for them."""
         self._last += 1
         self._placement.decisions.append(Prefetch(worker.id, tuple(sizes), self._last, victims))
+        self._holdings.give_up(victims, worker.device.index)
         expected = self._holdings.expect(sizes, worker.device.index)
-        self._open[self._last] = worker, expected, self._holdings.dispatches
+        self._open[self._last] = worker, expected, victims, self._holdings.dispatches
 
     def to_host(self, worker: WorkerState, keys: tuple[bytes, ...]) -> None:
         """Move objects to page-locked memory."""
         self._last += 1
         self._placement.decisions.append(Evict(worker.id, keys, self._last, EvictTo.HOST))
-        self._open[self._last] = worker, (), self._holdings.dispatches
+        self._open[self._last] = worker, (), (), self._holdings.dispatches
 
     def answered(self, event: Ordered) -> None:
         """Take in that an order was carried out or refused."""
-        worker, expected, since = self._open.pop(event.order, (None, (), 0))
+        worker, expected, victims, since = self._open.pop(event.order, (None, (), (), 0))
         if self._holdings.leaving:
             self._holdings.let_go(-1 if worker is None else worker.device.index, since)
         if worker is not None:
+            self._holdings.kept(victims, worker.device.index)
             self._holdings.ended(expected, worker.device.index)
 
     def lost(self, worker: WorkerState) -> None:
         """Take in that a worker has ended, and its orders with it."""
-        for order in [order for order, (whose, _, _) in self._open.items() if whose is worker]:
+        for order in [order for order, (whose, *_) in self._open.items() if whose is worker]:
             self._holdings.ended(self._open.pop(order)[1], worker.device.index)

@@ -57,6 +57,7 @@ class DeviceMemory:
         capacity_bytes: None if it is not known. free_bytes: those that no object takes; 0 if the size is not known.
         used: the objects that the device holds or gets, each with the number of the dispatch that used it last.
         coming: objects on their way, with the number of requests that bring it.
+        given_up: objects that leave for requests or orders, of which no event has said so yet.
         near, whole: working sets of which the device holds at least half, and all.
     """
 
@@ -65,6 +66,7 @@ class DeviceMemory:
     free_bytes: int = field(init=False)
     used: dict[bytes, int] = field(default_factory=dict)
     coming: dict[bytes, int] = field(default_factory=dict)
+    given_up: dict[bytes, None] = field(default_factory=dict)
     near: dict[WorkingSet, None] = field(default_factory=dict)
     whole: dict[WorkingSet, None] = field(default_factory=dict)
     _oldest: list[bytes] | None = None
@@ -241,6 +243,20 @@ class Holdings:
             self._add(key, device, sizes[key])
         return brings
 
+    def give_up(self, keys: Sequence[bytes], device: int) -> None:
+        """Take in that objects leave a device for a request or an order: no request finds them there any more."""
+        given_up = self.memories[device].given_up
+        for key in keys:
+            self._remove(key, device)
+            given_up[key] = None
+
+    def kept(self, keys: Sequence[bytes], device: int) -> None:
+        """Take in that the request or order for which objects were to leave has ended: what has not left is there."""
+        given_up = self.memories[device].given_up
+        for key in keys:
+            if key in given_up:
+                self._add(key, device, 0)
+
     def ended(self, brings: Sequence[bytes], device: int, *, found: bool = False) -> None:
         """Take in that a request has ended: what it was to bring and no worker reported as loaded is not there.
 
@@ -279,6 +295,7 @@ class Holdings:
         (where, evicted), self.leaving = self.leaving, None
         memory = self.memories[where]
         for key in evicted:
+            memory.given_up.pop(key, None)
             if key not in memory.coming and (device != where or memory.used.get(key, 0) <= since):
                 self._remove(key, where)
 
@@ -286,6 +303,7 @@ class Holdings:
         """Take in that the worker of a device ended, and its cache with it."""
         memory = self.memories[device]
         memory.coming.clear()
+        memory.given_up.clear()
         for key in list(memory.used):
             self._remove(key, device)
 
@@ -323,6 +341,7 @@ class Holdings:
         memory = self.memories[device]
         if key in memory.used:
             return
+        memory.given_up.pop(key, None)
         readers = self._readers.get(key, ())
         if key not in self._sizes:
             self._sizes[key] = max(nbytes, *(each.sizes[key] for each in readers)) if readers else nbytes

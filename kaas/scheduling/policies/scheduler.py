@@ -228,6 +228,8 @@ class Scheduler(Explained):
             worker.group.order.failed(request, event)
         if self._holdings.leaving:
             self._holdings.let_go(worker.device.index, request.dispatch)
+        if request.victims:
+            self._holdings.kept(request.victims, worker.device.index)
         if request.brings:
             found = event.outcome is events.Outcome.SUCCEEDED and not event.loaded_bytes
             self._holdings.ended(request.brings, worker.device.index, found=found)
@@ -375,7 +377,8 @@ class Scheduler(Explained):
         if reads.nbytes:
             if reads.missing_bytes(device.index):
                 request.ends_s += self._estimates.load_s(request, device)
-                victims = self.victims(request, worker)
+                victims = request.victims = self.victims(request, worker)
+                self._holdings.give_up(victims, device.index)
             request.brings = self._holdings.dispatched(reads.sizes, device.index)
         request.dispatch = self._holdings.dispatches
         share.last_device = device.index

@@ -32,9 +32,9 @@ class QueuedRequest(msgspec.Struct, eq=False):
     """A request from its arrival to its end.
 
     Fields:
-        reads: the objects that the request reads. brings: keys of those that it brings to its device. dispatch: the
-            number of the last dispatch that reads objects, when it was dispatched. flow: the name of its flow in its
-            order; None before the order has it.
+        reads: the objects that the request reads. brings: keys of those that it brings to its device. victims: keys of
+            those that leave for them. dispatch: the number of the last dispatch that reads objects, when it was
+            dispatched. flow: the name of its flow in its order; None before the order has it.
         ready: the request stands in a queue. promised: it waits for one busy worker. worker: where the request runs.
         estimate_s: device seconds that the client was charged at the dispatch; None if an earlier epoch of the pool
             dispatched the request.
@@ -55,6 +55,7 @@ class QueuedRequest(msgspec.Struct, eq=False):
     ends_s: float = 0.0
     arrived_s: float | None = None
     brings: tuple[bytes, ...] = ()
+    victims: tuple[bytes, ...] = ()
     dispatch: int = 0
     flow: Hashable = None
 
