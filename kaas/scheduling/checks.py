@@ -40,9 +40,10 @@ from kaas.scheduling.events import (
     WorkerKind,
     WorkerReady,
 )
-from kaas.scheduling.raised_at import raised_at
+from kaas.scheduling.raised_at import described, raised_at, text_of
 
 STORY_LENGTH = 30
+NO_VICTIMS = ()  # of which Python has one: any other object is checked
 
 
 @dataclass(slots=True, eq=False)
@@ -126,10 +127,12 @@ class CheckedPolicy:
         try:
             decided = self.policy.handle(event)
             decisions = list(decided)  # it may be a generator
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # GeneratorExit and CancelledError too: of a policy they are errors like others
             if isinstance(error, TypeError) and not isinstance(decided, Iterable):
-                raise self._error(f"returned {decided!r} from handle, in place of a list of decisions") from error
-            raise self._error(f"raised {type(error).__name__}: {error} ({raised_at(error)})") from error
+                raise self._error(f"returned {text_of(repr, decided)} from handle, in place of decisions") from error
+            raise self._error(f"raised {described(error)} ({raised_at(error)})") from error
         try:
             for decision in decisions:
                 self._story.append(decision)
@@ -139,10 +142,10 @@ class CheckedPolicy:
                     self._check_decision(decision)
             if self._work_conserving and self._ready and self._usable:
                 self._check_conserving()
-        except PolicyError:
+        except (PolicyError, KeyboardInterrupt):
             raise
-        except Exception as error:  # a decision with a field of another type, or holds() raised
-            raise self._error(f"made a decision that cannot be checked: {type(error).__name__}: {error}") from error
+        except BaseException as error:  # a decision with a field of another type, or holds() raised
+            raise self._error(f"made a decision that cannot be checked: {described(error)}") from error
         return decisions
 
     # --- events: those that a pool may send
@@ -197,15 +200,13 @@ class CheckedPolicy:
                 open_.remove(order)
             case Utilisation(device=device):
                 self._require(device in self._on_device, f"got the utilisation of unknown device {device}")
-            case FunctionKnown():
-                pass
             case ClientKnown(client=client):
                 self._max_running.pop(client, None)
                 if event.max_running is not None:
                     self._max_running[client] = event.max_running
             case ClientGone(client=client):
                 self._max_running.pop(client, None)
-            case Tick():
+            case FunctionKnown() | Tick():
                 pass
 
     def _take(self, request: int) -> RequestArrived | None:
@@ -251,35 +252,40 @@ class CheckedPolicy:
             case Dispatch():
                 self._dispatch(decision)
             case Reject(request=request):
+                self._check_numbers(decision, "request")
                 self._require(self._drop(request), f"rejected request {request}, which is not queued")
             case StartWorker():
                 self._start(decision)
             case StopWorker(worker=worker):
+                self._check_numbers(decision, "worker")
                 up = worker in self._workers and not self._workers[worker].stopping
                 self._require(up, f"stopped worker {worker}, which is not up")
                 self._workers[worker].stopping = True
                 self._usable.pop(worker, None)
             case Prefetch(worker=worker) | Evict(worker=worker):
+                self._check_numbers(decision, "worker", "order")
                 up = worker in self._workers and self._workers[worker].slots > 0
                 self._require(up, f"changed the cache of unknown worker {worker}")
-                self._require(_are_keys(decision.keys), f"named keys that are no bytes: {decision!r}")
+                self._check_keys(decision.keys, "keys that are no bytes")
                 if isinstance(decision, Prefetch):
-                    self._check_victims(decision)
+                    self._check_keys(decision.victims, "victims that are no keys")
                 self._workers[worker].orders.append(decision.order)
             case WakeAt():
                 self._require(decision.time_s > self._time_s, "asked to be woken in the past")
                 self._require(decision.time_s < math.inf, "asked to be woken never")
             case _:
-                self._fail(f"decided {decision!r}, which is no decision")
+                self._fail(f"decided {text_of(repr, decision)}, which is no decision")
 
     def _dispatch(self, decision: Dispatch) -> None:
-        number = decision.worker
-        queued = self._take(decision.request)
+        request, number, slot = decision.request, decision.worker, decision.slot
+        if type(request) is not int or type(number) is not int or type(slot) is not int:
+            self._check_numbers(decision, "request", "worker", "slot")
+        queued = self._take(request)
         if queued is None:
-            self._fail(f"dispatched request {decision.request}, which is not queued and ready")
+            self._fail(f"dispatched request {request}, which is not queued and ready")
         worker = self._workers.get(number)
-        if worker is None or decision.slot not in worker.free:
-            self._fail(f"dispatched to {(number, decision.slot)}, which is not free")
+        if worker is None or slot not in worker.free:
+            self._fail(f"dispatched to {(number, slot)}, which is not free")
         if worker.stopping:
             self._fail(f"dispatched to stopping worker {number}")
         one = worker.client or worker.function  # else it serves all of its kind, which needs no call
@@ -294,30 +300,36 @@ class CheckedPolicy:
         limit = self._max_running.get(queued.client)
         if limit is not None and self._runs(queued.client) >= limit:
             self._fail(f"ran {_named(queued)}, though its client runs {limit} already")
-        if decision.victims:
-            self._check_victims(decision)
-        worker.free.remove(decision.slot)
+        if decision.victims is not NO_VICTIMS:
+            self._check_keys(decision.victims, "victims that are no keys")
+        worker.free.remove(slot)
         worker.alone = queued.alone
-        self._running[decision.request] = (number, decision.slot, queued.client)
+        self._running[request] = (number, slot, queued.client)
         if queued.alone or not worker.free:
             del self._usable[number]
 
-    def _check_victims(self, decision: Dispatch | Prefetch) -> None:
-        self._require(_are_keys(decision.victims), f"named victims that are no keys: {decision!r}")
+    def _check_keys(self, keys: object, wrong: str) -> None:
+        if not isinstance(keys, tuple | list) or not all(isinstance(key, bytes) for key in keys):
+            self._fail(f"named {wrong}: {text_of(repr, keys)}")
+
+    def _check_numbers(self, decision: Decision, *names: str) -> None:
+        """Check that fields are plain ints: others equal to them, as 0.0 or NumPy's, cannot be sent to a worker."""
+        for name in names:
+            if type(value := getattr(decision, name)) is not int:
+                self._fail(f"decided {type(decision).__name__}.{name} = {text_of(repr, value)}, which is no int")
 
     def _runs(self, client: str) -> int:
         """Return the number of running requests of a client."""
         return sum(whose == client for _, _, whose in self._running.values())
 
     def _start(self, decision: StartWorker) -> None:
+        self._check_numbers(decision, "worker", "device")
         number, kind, device = decision.worker, decision.kind, decision.device
         self._require(number not in self._started, f"started worker {number} twice")
         self._require(device in self._on_device, f"started a worker on unknown device {device}")
         others = [self._workers[other].kind for other in self._on_device[device]]
-        self._require(
-            len(set(others) - {kind}) == 0,
-            f"started an {kind.value} worker with one of the other kind on device {device}",
-        )
+        mixed = f"started an {kind.value} worker with one of the other kind on device {device}"
+        self._require(set(others) <= {kind}, mixed)
         if kind is WorkerKind.EXECUTOR:
             self._require(not others, f"started a second executor worker on device {device}")
         else:
@@ -362,7 +374,7 @@ class CheckedPolicy:
         raise self._error(broken)
 
     def _error(self, broken: str) -> PolicyError:
-        story = tuple(str(entry) for entry in self._story)
+        story = tuple(text_of(str, entry) for entry in self._story)
         return PolicyError(f"policy {self.name!r} {broken}", policy=self.name, story=story)
 
 
@@ -377,10 +389,6 @@ def _period(given: object, name: str) -> float | None:
     if isinstance(given, int | float) and not isinstance(given, bool) and 0.001 <= given < math.inf:
         return given
     raise PolicyError(f"policy {name!r}: utilisation_every_s is seconds, at least 0.001, not {given!r}", policy=name)
-
-
-def _are_keys(keys: Iterable[object]) -> bool:
-    return all(isinstance(key, bytes) for key in keys)
 
 
 def _flow(request: RequestArrived) -> FlowName:

@@ -1,7 +1,8 @@
-"""The line on which a policy raised."""
+"""The line on which a policy raised, and its errors and values in words, whatever their own code does."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from traceback import walk_tb
 
@@ -15,3 +16,18 @@ def raised_at(error: BaseException) -> str:
     own = [each for each in frames if each[0].f_globals.get("__name__", "").partition(".")[0] != "kaas"]
     frame, line = (own or frames)[-1]
     return f"{Path(frame.f_code.co_filename).name}:{line}, in {frame.f_code.co_name}"
+
+
+def text_of(make: Callable[[object], str], value: object) -> str:
+    """Return make(value), where make is str or repr; if the code of the value's class raises, the class's name."""
+    try:
+        return make(value)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the text says so
+        return f"<{type(value).__name__}, whose text raised {type(error).__name__}>"
+
+
+def described(error: BaseException) -> str:
+    """Return an error's class and message."""
+    return f"{type(error).__name__}: {text_of(str, error)}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,6 +85,14 @@ WRONG_DECISIONS: dict[str, tuple[list[Event], list[list[Decision]]]] = {
     "'start', which is no decision": ([TICK], [["start"]]),  # type: ignore[list-item]
     "named keys that are no bytes": ([TICK, UP], [START, [Evict(0, ("a",))]]),  # type: ignore[arg-type]
     "returned None from handle": ([TICK], [None]),  # type: ignore[list-item]
+    "victims that are no keys: None": ([TICK, UP, NEW], [START, [], [Dispatch(5, 0, 0, None)]]),  # type: ignore[arg-type]
+    "Dispatch.slot = 0.0, which is no int": ([TICK, UP, NEW], [START, [], [Dispatch(5, 0, 0.0)]]),  # type: ignore[arg-type]
+    "Dispatch.slot = False, which is no int": ([TICK, UP, NEW], [START, [], [Dispatch(5, 0, False)]]),
+    "Dispatch.request = np.int64(5)": ([TICK, UP, NEW], [START, [], [Dispatch(np.int64(5), 0, 0)]]),  # type: ignore[arg-type]
+    "Reject.request = 5.0": ([TICK, NEW], [START, [Reject(5.0, "no")]]),  # type: ignore[arg-type]
+    "StopWorker.worker = False": ([TICK], [[*START, StopWorker(False)]]),
+    "StartWorker.device = 0.0": ([TICK], [[StartWorker(0, EXECUTOR, 0.0)]]),  # type: ignore[arg-type]
+    "Evict.order = True": ([TICK, UP], [START, [Evict(0, (b"a",), True)]]),
 }
 
 
@@ -349,3 +359,43 @@ def test_a_policy_that_exits_tells_its_story() -> None:
     with pytest.raises(PolicyError, match="raised SystemExit: at") as caught:
         policy.handle(Tick(1.0))
     assert caught.value.story
+
+
+@pytest.mark.parametrize("raised", [GeneratorExit, asyncio.CancelledError])
+def test_an_exception_by_which_python_ends_code_is_an_error_of_the_policy(raised: type[BaseException]) -> None:
+    class Raises:
+        def handle(self, event: Event) -> list[Decision]:  # noqa: ARG002
+            raise raised
+
+    with pytest.raises(PolicyError, match=rf"raised {raised.__name__}: .*in handle"):
+        CheckedPolicy(Raises(), []).handle(Tick(1.0))
+
+
+def test_ctrl_c_in_a_policy_stays_ctrl_c() -> None:
+    class Interrupted:
+        def handle(self, event: Event) -> list[Decision]:  # noqa: ARG002
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        CheckedPolicy(Interrupted(), []).handle(Tick(1.0))
+
+
+class Mute(Exception):
+    """Neither an error nor a decision of this class can be printed."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+def test_errors_and_decisions_that_cannot_be_printed_are_errors_of_the_policy() -> None:
+    class Raises:
+        def handle(self, event: Event) -> list[Decision]:  # noqa: ARG002
+            raise Mute
+
+    with pytest.raises(PolicyError, match="raised Mute: <Mute, whose text raised RuntimeError>"):
+        CheckedPolicy(Raises(), []).handle(Tick(1.0))
+    with pytest.raises(PolicyError, match="decided <Mute, whose text raised RuntimeError>") as caught:
+        CheckedPolicy(Scripted([[Mute()]]), []).handle(Tick(1.0))  # type: ignore[list-item]
+    assert caught.value.story == (str(Tick(1.0)), "<Mute, whose text raised RuntimeError>")

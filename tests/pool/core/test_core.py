@@ -13,6 +13,7 @@ from kaas.pool.executors.transport import WorkerCall, WorkerReply
 from kaas.scheduling.decisions import (
     Decision,
     Dispatch,
+    PolicyFactory,
     StartWorker,
     StopWorker,
     WakeAt,
@@ -246,13 +247,20 @@ def test_closing_fails_every_request_with_pool_stopped() -> None:
 
 
 class FailsAtFifthRequest(FirstComeFirstServed):
+    error: type[BaseException] = ZeroDivisionError
+
     def handle(self, event: Event) -> list[Decision]:
         if isinstance(event, RequestArrived) and event.request == 4:
-            raise ZeroDivisionError("boom")
+            raise self.error("boom")
         return super().handle(event)
 
 
-def test_policy_that_raises_fails_every_waiter() -> None:
+class IsCancelledAtFifthRequest(FailsAtFifthRequest):
+    error = asyncio.CancelledError
+
+
+@pytest.mark.parametrize("policy", [FailsAtFifthRequest, IsCancelledAtFifthRequest])
+def test_policy_that_raises_fails_every_waiter(policy: PolicyFactory) -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         waiters = [await begin(pool.submit(call())) for _ in range(5)]
         for task in [*waiters, await begin(pool.submit(call()))]:
@@ -263,7 +271,7 @@ def test_policy_that_raises_fails_every_waiter() -> None:
         workers.reply()
         await settle()
 
-    play(scenario, policy=FailsAtFifthRequest)
+    play(scenario, policy=policy)
 
 
 class Restless:
