@@ -106,10 +106,11 @@ class Service:
         A pool that continues an earlier process uses the devices that it still has, and does not wait.
 
         Raises:
-            DeviceUnavailable: a device cannot run requests.
+            DeviceUnavailable: a device cannot run requests. KaasError: the pool is broken already, as by its policy.
         """
         if not self._backend.again:
             await self.pool.reports.started()
+        self.pool.check_open()
 
     @property
     def address(self) -> Address:

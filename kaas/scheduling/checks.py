@@ -40,7 +40,7 @@ from kaas.scheduling.events import (
     WorkerKind,
     WorkerReady,
 )
-from kaas.scheduling.raised_at import described, raised_at, text_of
+from kaas.scheduling.raised_at import error_text, raised_at, text_of
 
 STORY_LENGTH = 30
 NO_VICTIMS = ()  # of which Python has one: any other object is checked
@@ -132,7 +132,7 @@ class CheckedPolicy:
         except BaseException as error:  # GeneratorExit and CancelledError too: of a policy they are errors like others
             if isinstance(error, TypeError) and not isinstance(decided, Iterable):
                 raise self._error(f"returned {text_of(repr, decided)} from handle, in place of decisions") from error
-            raise self._error(f"raised {described(error)} ({raised_at(error)})") from error
+            raise self._error(f"raised {error_text(error)} ({raised_at(error)})") from error
         try:
             for decision in decisions:
                 self._story.append(decision)
@@ -145,7 +145,7 @@ class CheckedPolicy:
         except (PolicyError, KeyboardInterrupt):
             raise
         except BaseException as error:  # a decision with a field of another type, or holds() raised
-            raise self._error(f"made a decision that cannot be checked: {described(error)}") from error
+            raise self._error(f"made a decision that cannot be checked: {error_text(error)}") from error
         return decisions
 
     # --- events: those that a pool may send

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from kaas.config import Config, Device, described
 from kaas.errors import InvalidConfig, KaasError, PolicyError
 from kaas.import_target import check_target, find_target
 from kaas.scheduling.checks import CheckedPolicy
 from kaas.scheduling.decisions import PolicyFactory
 from kaas.scheduling.events import PhysicalDevice
 from kaas.scheduling.policies import POLICIES, factory
-from kaas.scheduling.raised_at import raised_at
+from kaas.scheduling.raised_at import error_text, raised_at
 
 
 def choose_policy(field: str, given: str | Mapping[str, Any]) -> str | PolicyFactory:
@@ -59,11 +60,19 @@ def make_policy(chosen: str | PolicyFactory, devices: Sequence[PhysicalDevice]) 
     Raises:
         PolicyError: the policy cannot be made.
     """
-    name = getattr(chosen, "__name__", str(chosen))
+    name = chosen if isinstance(chosen, str) else getattr(chosen, "__name__", described(chosen))
     try:
         policy = factory(chosen)(devices)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         where = "" if isinstance(error, KaasError) else f" ({raised_at(error)})"
-        message = f"policy {name!r} cannot be made: {type(error).__name__}: {error}{where}"
+        message = f"policy {name!r} cannot be made: {error_text(error)}{where}"
         raise PolicyError(message, policy=name) from error
     return CheckedPolicy(policy, devices, name=name)
+
+
+def physical(config: Config, devices: Sequence[Device]) -> tuple[PhysicalDevice, ...]:
+    """Return devices as the policy of a pool gets them."""
+    return tuple(
+        PhysicalDevice(i, each.kind, each.memory_bytes, each.speed, config.etask_workers, config.slots)
+        for i, each in enumerate(devices)
+    )

@@ -28,6 +28,6 @@ def text_of(make: Callable[[object], str], value: object) -> str:
         return f"<{type(value).__name__}, whose text raised {type(error).__name__}>"
 
 
-def described(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return an error's class and message."""
     return f"{type(error).__name__}: {text_of(str, error)}"

@@ -47,6 +47,23 @@ def test_a_configuration_is_checked_without_a_server(config: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
+    ("line", "check"),
+    [("{name: mqfq_sticky, D: 4}", ["--check"]), ("{name: mqfq_sticky, D: 4}", []), ('"my_policy:Mistaken"', [])],
+)
+def test_a_policy_that_cannot_work_ends_the_start(config: Path, line: str, check: list[str]) -> None:
+    (config.parent / "my_policy.py").write_text(
+        "class Mistaken:\n    def __init__(self, devices): pass\n    def handle(self, event): return None\n"
+    )
+    config.write_text(config.read_text() + f"pool: {{policy: {line}, devices: [{{}}]}}\n")
+    ended = kaas_serve(config, *check)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    last = ended.stderr.splitlines()[-1]
+    wrong = "InvalidConfig: pool.policy: " if "D" in line else "PolicyError: policy 'Mistaken' returned None"
+    assert last.startswith(wrong)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
     ("line", "words"),
     spread(
         [

@@ -42,12 +42,11 @@ from kaas.scheduling.events import (
     Event,
     InputsReady,
     Outcome,
-    PhysicalDevice,
     RequestCancelled,
     RequestDone,
     Tick,
 )
-from kaas.scheduling.policy_choice import make_policy
+from kaas.scheduling.policy_choice import make_policy, physical
 from kaas.scheduling.recording import Recorder
 from kaas.store import Store
 from kaas.wire.status.stats import Stats
@@ -71,10 +70,7 @@ class Pool:
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._background = Background(self.fail)
-        self._devices = tuple(
-            PhysicalDevice(i, d.kind, d.memory_bytes, d.speed, config.etask_workers, config.slots)
-            for i, d in enumerate(config.devices)
-        )
+        self._devices = physical(config, config.devices)
         self._policy = make_policy(config.policy, self._devices)
         self._recorder: Recorder | None = None
         self._profiles = Profiles(config.profiles or (), self._devices)

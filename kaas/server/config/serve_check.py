@@ -1,17 +1,21 @@
-"""Checks of a server's configuration against its environment: impossible sizes, clients without keys, steps that do not
-load. `kaas serve` runs them before it starts, `kaas serve --check` instead of starting."""
+"""Checks of a server's configuration against its environment: impossible sizes, clients without keys, a policy or steps
+that do not load. `kaas serve` runs them before it starts, `kaas serve --check` instead of starting."""
 
 from __future__ import annotations
 
 import socket
 from pathlib import Path
 
-from kaas.errors import InvalidConfig
-from kaas.scheduling.policies import factory
+from kaas.config import Config, Device
+from kaas.errors import InvalidConfig, PolicyError
+from kaas.scheduling.policy_choice import make_policy, physical
 from kaas.server.clients.keys import Keys
 from kaas.server.config.serve_config import Settings
 from kaas.server.metrics_server import LOOPBACK
 from kaas.server.steps.steps import Steps
+
+UNNAMED = (Device("software"), *(Device("gpu"),) * 63)
+"""Stand for the devices of a pool whose configuration names none: of each kind, and as many as a policy may name."""
 
 GIB, DAY_S = 1 << 30, 86400.0
 MOST = {
@@ -115,6 +119,18 @@ def _bind(host: str, port: int) -> None:
         trial.bind((host, port))
 
 
+def check_policy(config: Config) -> None:
+    """Make the pool's policy once, with the configured devices.
+
+    Raises:
+        InvalidConfig: it cannot be made.
+    """
+    try:
+        make_policy(config.policy, physical(config, config.devices or UNNAMED))
+    except PolicyError as error:
+        raise InvalidConfig(f"pool.policy: {error.message}", field="pool.policy") from error
+
+
 async def check_all(settings: Settings) -> None:
     """Check all that needs neither a device nor the state nor the port.
 
@@ -123,7 +139,7 @@ async def check_all(settings: Settings) -> None:
     """
     check_names(settings)
     check_host(settings.listen.host)
-    factory(settings.pool.config(None).policy)
+    check_policy(settings.pool.config(None))
     steps = Steps(settings.steps, settings.step_processes, settings.pool.run_limit_s)
     try:
         await steps.open()

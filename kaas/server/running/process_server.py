@@ -14,7 +14,7 @@ from kaas.errors import InvalidConfig, KaasError
 from kaas.pool.on_processes.names import PoolName, PoolNotice
 from kaas.pool.on_processes.process_pool import NODE, Machine, count_gpus, opened_store
 from kaas.pool.service import Service
-from kaas.server.config.serve_check import check_ports
+from kaas.server.config.serve_check import check_policy, check_ports
 from kaas.server.config.serve_config import Settings
 from kaas.server.server import Server
 from kaas.worker.processes import open_all_files
@@ -37,6 +37,7 @@ async def serve(
         unreadable()  # it holds the keys
     config = settings.pool.config(None)
     config = config.resolved(0 if config.devices else count_gpus())
+    check_policy(config)
     place = PoolName(settings.name)
     with state_folder(settings) as folder:
         with place.locked():

@@ -25,6 +25,7 @@ from kaas.pool.executors.transport import WorkerCall
 from kaas.pool.on_processes.objects import HeldObjects
 from kaas.pool.on_ray.backend import RayBackend
 from kaas.pool.service import Service
+from kaas.server.config.serve_check import check_policy
 from kaas.server.config.serve_config import Settings
 from kaas.server.running.named_etask import NamedETask, find_all
 from kaas.server.running.process_server import reload, state_folder
@@ -107,13 +108,13 @@ def _opened(settings: Settings) -> tuple[RaySession, bool]:
         KaasError
     """
     address = "local" if settings.ray is True else str(settings.ray)
+    config = settings.pool.config(None)
+    check_policy(config)
     if settings.ray is True and not settings.ray_without_token:
         _refuse_open_ports(os.environ.get(AUTH_MODE, TOKEN))  # before they are open
     with HERE.lock:
         try:
-            HERE.session, first = session, _ = open_session(
-                settings.name, settings.pool.config(None), address, here=True
-            )
+            HERE.session, first = session, _ = open_session(settings.name, config, address, here=True)
         except ConnectionError as error:
             raise InvalidConfig(f"no Ray is to be found at {address!r}: {error}", field="ray") from error
     if settings.ray is True and not settings.ray_without_token and first:
