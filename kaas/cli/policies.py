@@ -15,6 +15,7 @@ from rich.table import Table
 from kaas.cli.files import no_device, unlike, writable
 from kaas.errors import InvalidRequest
 from kaas.import_target import modules_here
+from kaas.ktask.draw import printable
 from kaas.output_files import write_whole
 from kaas.scheduling.simulation.simulated import Simulated, Summary
 
@@ -121,8 +122,9 @@ def replay(
 def fail_different(found: Difference, where: str = "") -> NoReturn:
     """Print the first difference of a replay, and exit with status 1."""
     console.print(f"[red]different[/] at line {found.line}{where}")
-    for name, value in (("event", found.event), ("expected", found.expected), ("got", found.got)):
-        console.print(f"{name}: {escape(str(value))}", soft_wrap=True)
+    expected = "the policy raised" if found.expected is None else found.expected
+    for name, value in (("event", found.event), ("expected", expected), ("got", found.error or found.got)):
+        console.print(f"{name}: {escape(printable(str(value)))}", soft_wrap=True)
     raise typer.Exit(1)
 
 

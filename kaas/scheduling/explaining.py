@@ -15,7 +15,7 @@ from kaas.scheduling.decisions import Decision, Dispatch, PolicyFactory, Reject,
 from kaas.scheduling.events import Event, RequestArrived, RequestCancelled, WorkerAdopted
 from kaas.scheduling.policies.explained import Explained
 from kaas.scheduling.policies.state import WorkerState
-from kaas.scheduling.recording import Difference, PoolEpoch, Typed, decisions_of, new_policy, read
+from kaas.scheduling.recording import Difference, PoolEpoch, Typed, difference, new_policy, read
 
 Fate = Literal["dispatched", "rejected", "cancelled", "waiting"]
 """How an attempt of a request left its queue; waiting: it is there at the end of the record."""
@@ -185,9 +185,8 @@ def _replayed(
         decides = number == attempt.line
         if decides and attempt.fate != "waiting":
             _ask(checked, attempt, whys)
-        got = decisions_of(checked, event)
-        if got != expected:
-            return Difference(number, event, expected, got)
+        if (found := difference(checked, number, event, expected)) is not None:
+            return found
         _note(meanwhile, attempt, number, entry, checked)
         if decides:
             if attempt.fate == "waiting":

@@ -19,7 +19,7 @@ import msgspec
 
 from kaas.errors import InvalidConfig, InvalidRecord, KaasError, PolicyError
 from kaas.scheduling.checks import CheckedPolicy
-from kaas.scheduling.decisions import Decision, Policy, PolicyFactory
+from kaas.scheduling.decisions import Decision, PolicyFactory
 from kaas.scheduling.events import Event, PhysicalDevice
 from kaas.scheduling.policies import POLICIES, factory
 from kaas.scheduling.simulation.recorded import Recorded
@@ -153,12 +153,18 @@ def _name(policy: str | PolicyFactory) -> tuple[str | None, Mapping[str, Any], s
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first event with other decisions in a replay. line: of the record, from 1. None: the policy raised."""
+    """The first event with other decisions in a replay.
+
+    Fields:
+        line: of the record, from 1. expected, got: decisions; None if the policy raised, or broke a rule. error: the
+            message of the new policy's error; "" if there is none.
+    """
 
     line: int
     event: Event
     expected: tuple[Decision, ...] | None
     got: tuple[Decision, ...] | None
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +197,8 @@ def replay(path: str | Path, policy: str | PolicyFactory | None = None) -> Repla
         if replaying is None:
             raise InvalidRecord(f"{path}: an event before the first epoch", path=str(path), line=number)
         event, expected = entry
-        got = decisions_of(replaying, event)
-        if got != expected:
-            return Replayed(epochs, events, decisions, Difference(number, event, expected, got))
+        if (found := difference(replaying, number, event, expected)) is not None:
+            return Replayed(epochs, events, decisions, found)
         events += 1
         decisions += len(expected or ())
     if not epochs:
@@ -220,12 +225,17 @@ def recorded(path: str | Path) -> Recorded:
     return requests
 
 
-def decisions_of(policy: Policy, event: Event) -> tuple[Decision, ...] | None:
-    """Return a policy's decisions about an event; None if it raises."""
+def difference(
+    policy: CheckedPolicy, line: int, event: Event, expected: tuple[Decision, ...] | None
+) -> Difference | None:
+    """Give a policy an event of a record. Return how its decisions differ from the recorded ones, if they do."""
+    got: tuple[Decision, ...] | None = None
+    error = ""
     try:
-        return tuple(policy.handle(event))
-    except PolicyError:
-        return None
+        got = tuple(policy.handle(event))
+    except PolicyError as raised:
+        error = raised.message
+    return None if got == expected else Difference(line, event, expected, got, error)
 
 
 def new_policy(path: str | Path, line: int, epoch: PoolEpoch, policy: str | PolicyFactory | None) -> CheckedPolicy:

@@ -204,6 +204,26 @@ def test_the_command_prints_the_first_difference(tmp_path: Path, monkeypatch: py
     assert "expected: (Dispatch(request=0, worker=0, slot=0" in ended.stdout
 
 
+class Raising(FirstComeFirstServed):
+    """A policy that raises at the first request."""
+
+    def handle(self, event: Event) -> list[Decision]:
+        if isinstance(event, RequestArrived):
+            raise ZeroDivisionError("by \x1b[2Jzero")
+        return super().handle(event)
+
+
+def test_a_replay_says_why_the_new_policy_decided_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    record(path, *EVENTS)
+    found = replay(path, Raising).difference
+    assert found is not None
+    assert found.got is None
+    assert "raised ZeroDivisionError: by" in found.error
+    ended = CliRunner().invoke(app, ["replay", str(path), "--policy", f"{__name__}:Raising"])
+    assert "got: policy 'Raising' raised ZeroDivisionError: by \N{REPLACEMENT CHARACTER}[2Jzero (" in ended.stdout
+
+
 def test_a_policy_of_ones_own_has_to_be_given_for_a_replay(tmp_path: Path) -> None:
     record(tmp_path / "r", *EVENTS, policy=partial(Other), make=Other)
     with pytest.raises(InvalidRecord, match=f"one of your own, .*: --policy {__name__}:Other does"):
@@ -253,6 +273,8 @@ def test_a_policy_that_broke_breaks_again(tmp_path: Path) -> None:
     found = replay(path, FirstComeFirstServed).difference
     assert found is not None
     assert found.expected is None
+    ended = CliRunner().invoke(app, ["replay", str(path), "--policy", "fcfs"])
+    assert "expected: the policy raised" in ended.stdout
 
 
 class Stubborn(FirstComeFirstServed):
