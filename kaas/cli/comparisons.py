@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from kaas.cli.observe import print_whole
+from kaas.cli.observe import plain, print_whole
 from kaas.errors import InvalidRequest
 from kaas.import_target import modules_here
 
@@ -139,9 +138,9 @@ def show(rows: Sequence[FigureRow], seeds: int, what: str = "") -> None:
     """Print rows as a table, whose title says over how many seeds they are; what: begins the title."""
     title = f"{what}mean ± standard deviation over {seeds} seeds" if seeds > 1 else f"{what}one seed"
     labels = list(dict.fromkeys(name for row in rows for name, value in row.items() if not _is_figure(value)))
-    table = Table(*map(escape, labels), *COLUMNS.values(), title=title, title_justify="left")
+    table = Table(*map(plain, labels), *COLUMNS.values(), title=title, title_justify="left")
     for row in rows:
-        cells = [escape(str(row.get(name, ""))) for name in labels]
+        cells = [plain(str(row.get(name, ""))) for name in labels]
         table.add_row(*cells, *(_spread(*row[name]) for name in COLUMNS))
     print_whole(table)
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from kaas.cli.observe import print_whole
+from kaas.cli.observe import plain, print_whole
 from kaas.cli.policies import Json, PolicyName, RecordFile, fail_different, find_policy
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def explain(
         print(msgspec.json.encode(found).decode())
         return
     for line in _story(found):
-        console.print(escape(line), soft_wrap=True)
+        console.print(plain(line), soft_wrap=True)
     for table in _tables(found, found.why, rows) if found.why is not None else ():
         print_whole(table)
 
@@ -108,8 +107,8 @@ def _candidates(all_of_them: Sequence[Candidate], shown: Sequence[Candidate], fo
         marked = ">" if each.request == found.request else ""
         values = {**each.scores, **each.figures}
         cells = [_number(name, values[name]) if name in values else "" for name in columns]
-        names = (escape(each.client), escape(_short(each.function)))
-        table.add_row(marked, str(each.request), *names, *cells, escape(each.held))
+        names = (plain(each.client), plain(_short(each.function)))
+        table.add_row(marked, str(each.request), *names, *cells, plain(each.held))
     return table
 
 
@@ -118,12 +117,12 @@ def _workers(all_of_them: Sequence[Destination], shown: Sequence[Destination], f
     equal, columns = _split(list(rows[0]), rows)
     table = Table("", "worker", "device", title=_title("workers", all_of_them, shown), caption=_caption(equal, rows))
     for name in columns:
-        table.add_column(name)
+        table.add_column(plain(name))
     table.add_column("takes none:")
     for each in shown:
         cells = [_number(name, each.figures[name]) for name in columns]
         marked = ">" if each.worker == found.worker else ""
-        table.add_row(marked, str(each.worker), str(each.device), *cells, escape(each.held))
+        table.add_row(marked, str(each.worker), str(each.device), *cells, plain(each.held))
     return table
 
 
@@ -146,7 +145,7 @@ def _short(function: str) -> str:
 
 
 def _header(name: str) -> str:
-    return f"{name[1:]} (most first)" if name.startswith("-") else name
+    return plain(f"{name[1:]} (most first)" if name.startswith("-") else name)
 
 
 def _number(name: str, value: float) -> str:

@@ -84,6 +84,11 @@ def _show(tables: Iterable[Shown]) -> None:
             console.print(line, markup=False, highlight=False, soft_wrap=True, style=style)
 
 
+def plain(text: str) -> str:
+    """Return a text of a file or a client as it can be printed: without control characters, not read as markup."""
+    return escape(printable(text))
+
+
 def print_whole(table: Table) -> None:
     """Print a table without a cut in a figure.
 
@@ -244,7 +249,7 @@ def pardon(
         pardoned = current_session().pardon(function)
     if not pardoned:
         raise InvalidRequest(f"no function {function!r} is in quarantine: kaas status shows those that are")
-    console.print(f"{escape(function)} is run again", highlight=False, soft_wrap=True)
+    console.print(f"{plain(function)} is run again", highlight=False, soft_wrap=True)
 
 
 def _state(config: Path) -> Path:
@@ -274,5 +279,5 @@ def _table(found: Usage, by: GroupBy) -> Table:
         moved = (flow.bytes_in, flow.bytes_out, flow.bytes_copied)
         row = [str(flow.requests), str(flow.outcomes.get("succeeded", 0)), f"{flow.device_s:.6f}", *map(str, moved)]
         kept = [f"{found.byte_s(flow.client):.0f}"] if by is GroupBy.CLIENT else []
-        table.add_row(escape(printable(name)), *row, *kept)
+        table.add_row(plain(name), *row, *kept)
     return table

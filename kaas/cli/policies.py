@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from kaas.cli.files import no_device, unlike, writable
+from kaas.cli.observe import plain
 from kaas.errors import InvalidRequest
 from kaas.import_target import modules_here
-from kaas.ktask.draw import printable
 from kaas.output_files import write_whole
 from kaas.scheduling.simulation.simulated import Simulated, Summary
 
@@ -124,7 +123,7 @@ def fail_different(found: Difference, where: str = "") -> NoReturn:
     console.print(f"[red]different[/] at line {found.line}{where}")
     expected = "the policy raised" if found.expected is None else found.expected
     for name, value in (("event", found.event), ("expected", expected), ("got", found.error or found.got)):
-        console.print(f"{name}: {escape(printable(str(value)))}", soft_wrap=True)
+        console.print(f"{name}: {plain(str(value))}", soft_wrap=True)
     raise typer.Exit(1)
 
 
@@ -166,13 +165,13 @@ def tables(result: Simulated, rows: int) -> Iterator[Table]:
             "request", "device", "at (s)", "start", "evicted", title=_title("dispatches", result.dispatches, rows)
         )
         for each in result.dispatches[:rows]:
-            evicted = escape(", ".join(each.evicted))
+            evicted = plain(", ".join(each.evicted))
             table.add_row(str(each.request), str(each.device), f"{each.at_s:.6g}", each.start, evicted)
         yield table
     if result.rejected[:rows]:
         table = Table("request", "at (s)", "reason", title=_title("rejected", result.rejected, rows))
         for refused in result.rejected[:rows]:
-            table.add_row(str(refused.request), f"{refused.at_s:.6g}", escape(refused.reason))
+            table.add_row(str(refused.request), f"{refused.at_s:.6g}", plain(refused.reason))
         yield table
 
 
@@ -189,7 +188,7 @@ def _figures(summary: Summary) -> Table:
 def _clients(summary: Summary) -> Table:
     table = Table("client", "requests", "mean latency (s)", "charged (s)")
     for name, client in summary.per_client.items():
-        table.add_row(escape(name), str(client.requests), f"{client.mean_latency_s:.6g}", f"{client.charged_s:.6g}")
+        table.add_row(plain(name), str(client.requests), f"{client.mean_latency_s:.6g}", f"{client.charged_s:.6g}")
     return table
 
 
