@@ -17,12 +17,23 @@ from typing import Any, BinaryIO, NamedTuple, get_args
 
 import msgspec
 
+from kaas.config import LARGEST_FACTOR, SMALLEST_FACTOR
 from kaas.errors import InvalidConfig, InvalidRecord, KaasError, PolicyError
 from kaas.scheduling.checks import CheckedPolicy
 from kaas.scheduling.decisions import Decision, PolicyFactory
-from kaas.scheduling.events import Event, PhysicalDevice
+from kaas.scheduling.events import (
+    ClientKnown,
+    Event,
+    InputsReady,
+    ObjectUse,
+    PhysicalDevice,
+    RequestArrived,
+    RequestDone,
+    WorkerReady,
+)
 from kaas.scheduling.policies import POLICIES, factory
 from kaas.scheduling.simulation.recorded import Recorded
+from kaas.scheduling.simulation.scenario_file import LARGEST, MOST_SLOTS
 
 VERSION = 2
 """Of the records that are written. Records of version 1 have fewer events, and events with fewer fields."""
@@ -31,6 +42,18 @@ EPOCH = b'{"version"'
 OWN = "module:Class"
 """Stands for a policy of the user's own that has no module."""
 TYPES: dict[str, type] = {each.__name__: each for each in (*get_args(Event), *get_args(Decision))}
+
+SECONDS, BYTES, FACTOR = (0.0, LARGEST), (0, 1 << 60), (SMALLEST_FACTOR, LARGEST_FACTOR)
+LIMITS: dict[type, dict[str, tuple[float, float]]] = {
+    PhysicalDevice: {"memory_bytes": BYTES, "speed": FACTOR},
+    RequestArrived: {"time_s": SECONDS},
+    InputsReady: {"time_s": SECONDS},
+    RequestDone: {"time_s": SECONDS, "device_s": SECONDS, "run_s": SECONDS, "load_s": SECONDS},
+    WorkerReady: {"time_s": SECONDS, "slots": (1, MOST_SLOTS), "memory_bytes": BYTES},
+    ClientKnown: {"time_s": SECONDS, "weight": FACTOR},
+    ObjectUse: {"nbytes": BYTES},
+}
+"""The least and the most that numbers of a record may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +317,10 @@ def _decode(line: bytes) -> PoolEpoch | tuple[Event, tuple[Decision, ...] | None
         epoch = msgspec.json.decode(line, type=PoolEpoch)
         if not 1 <= epoch.version <= VERSION:
             raise msgspec.ValidationError(f"version {epoch.version}, not 1 to {VERSION}")
+        if not epoch.devices:
+            raise msgspec.ValidationError("an epoch without devices")
+        for device in epoch.devices:
+            _check_numbers(device)
         return epoch
     entry = msgspec.json.decode(line, type=_RecordedEvent)
     decisions = None if entry.raised else tuple(_value(decision) for decision in entry.decisions)
@@ -303,4 +330,20 @@ def _decode(line: bytes) -> PoolEpoch | tuple[Event, tuple[Decision, ...] | None
 def _value(typed: _TypedJson) -> Any:
     if typed.type not in TYPES:
         raise msgspec.ValidationError(f"no event or decision has the name {typed.type!r}")
-    return msgspec.json.decode(typed.value, type=TYPES[typed.type])
+    value: Any = msgspec.json.decode(typed.value, type=TYPES[typed.type])
+    _check_numbers(value)
+    return value
+
+
+def _check_numbers(value: Any) -> None:
+    """Check the numbers by which the requests of a record can run again.
+
+    Raises:
+        msgspec.ValidationError: a number that no pool writes.
+    """
+    for name, (least, most) in LIMITS.get(type(value), {}).items():
+        if (number := getattr(value, name)) is not None and not least <= number <= most:
+            raise msgspec.ValidationError(f"{name} is a number from {least:g} to {most:g}, not {number!r}")
+    if isinstance(value, RequestArrived):
+        for use in value.inputs:
+            _check_numbers(use)

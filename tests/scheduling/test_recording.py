@@ -20,15 +20,17 @@ from typer.testing import CliRunner
 
 from kaas.cli.main import app
 from kaas.config import ClientSettings, Config, Device
-from kaas.errors import InvalidConfig, InvalidRecord, PolicyError
+from kaas.errors import InvalidConfig, InvalidRecord, InvalidScenario, PolicyError
 from kaas.pool.core.core import Pool
 from kaas.pool.executors.transport import WorkerCall, WorkerReply
 from kaas.scheduling.decisions import Decision, Dispatch, StartWorker
 from kaas.scheduling.events import (
     Event,
     ObjectUse,
+    Outcome,
     PhysicalDevice,
     RequestArrived,
+    RequestDone,
     Residency,
     Tick,
     WorkerKind,
@@ -37,7 +39,8 @@ from kaas.scheduling.events import (
 from kaas.scheduling.policies import POLICIES
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from kaas.scheduling.policies.static import Static
-from kaas.scheduling.recording import Recorder, replay
+from kaas.scheduling.recording import Recorder, recorded, replay
+from kaas.scheduling.simulation.simulator import simulate
 from kaas.wire.specs import RunRecord
 from kaas.wire.status.status import WorkerInfo
 from tests.lanes import spread
@@ -46,6 +49,7 @@ from tests.timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).parent.parent.parent
 KEYS = [bytes([number] * 20) for number in range(6)]
+EPOCH = '{"version":1,"policy":"fcfs","devices":[{"index":0,"kind":"gpu","memory_bytes":null}]}'
 DEVICES = (PhysicalDevice(0, "software", 1 << 30), PhysicalDevice(1, "software", None))
 
 
@@ -204,6 +208,41 @@ def test_the_command_prints_the_first_difference(tmp_path: Path, monkeypatch: py
     assert "expected: (Dispatch(request=0, worker=0, slot=0" in ended.stdout
 
 
+@pytest.mark.parametrize(
+    ("line", "old", "new", "words"),
+    [
+        (1, '"devices":[{', '"devices":[],"own":"", "x":[{', "an epoch without devices"),
+        (1, '"speed":1.0', '"speed":0.0', "speed is a number from 1e-12 to 1e\\+12, not 0.0"),
+        (3, '"slots":1', '"slots":-1', "slots is a number from 1 to 65536, not -1"),
+        (5, '"nbytes":1', '"nbytes":-1', "nbytes is a number from 0"),
+        (6, '"device_s":0.0', '"device_s":1e308', "device_s is a number from 0 to 1e\\+12, not 1e\\+308"),
+    ],
+)
+def test_a_number_that_no_pool_writes_is_an_error_with_its_line(
+    tmp_path: Path, line: int, old: str, new: str, words: str
+) -> None:
+    path = tmp_path / "r"
+    record(path, *EVENTS, RequestDone(3.0, 0, 0, 0, Outcome.SUCCEEDED, 0.0), Tick(4.0))
+    lines = path.read_text().splitlines(keepends=True)
+    assert old in lines[line - 1]
+    lines[line - 1] = lines[line - 1].replace(old, new)
+    path.write_text("".join(lines))
+    for read_all in (replay, recorded):
+        with pytest.raises(InvalidRecord, match=f"line {line}: {words}") as caught:
+            read_all(path)
+        assert caught.value.line == line
+
+
+def test_an_unknown_policy_of_a_record_is_refused(tmp_path: Path) -> None:
+    record(tmp_path / "r", *EVENTS)
+    (tmp_path / "r").write_text((tmp_path / "r").read_text().replace('"policy":"fcfs"', '"policy":"etask"', 1))
+    with pytest.raises(InvalidRecord, match="no policy 'etask'"):
+        replay(tmp_path / "r")
+    with pytest.raises(InvalidScenario, match=r"^policy: no policy 'etask'") as caught:
+        simulate(recorded(tmp_path / "r").scenario(2))
+    assert caught.value.path == "policy"
+
+
 class Raising(FirstComeFirstServed):
     """A policy that raises at the first request."""
 
@@ -302,8 +341,8 @@ def test_a_later_epoch_follows_a_line_that_was_cut_off(tmp_path: Path) -> None:
         (["nonsense", '{"event":["Tick",{"time_s":0.0}],"decisions":[]}'], 1),
         (['{"event":["Tick",{"time_s":0.0}],"decisions":[]}'], 1),
         (['{"version":3,"policy":"fcfs"}', '{"event":["Tick",{"time_s":0.0}],"decisions":[]}'], 1),
-        (['{"version":1,"policy":"fcfs"}', '{"event":["Tock",{"time_s":0.0}],"decisions":[]}', "{}"], 2),
-        (['{"version":1,"policy":"fcfs"}', '{"event":["Tick",{"time":0.0}],"decisions":[]}', "{}"], 2),
+        ([EPOCH, '{"event":["Tock",{"time_s":0.0}],"decisions":[]}', "{}"], 2),
+        ([EPOCH, '{"event":["Tick",{"time":0.0}],"decisions":[]}', "{}"], 2),
     ],
 )
 def test_a_malformed_record_is_refused_with_its_line(lines: list[str], line: int, tmp_path: Path) -> None:
@@ -333,7 +372,7 @@ def test_a_record_without_an_epoch_is_refused(text: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("options", ['{"shares":{}}', '{"first":1}'])
 def test_recorded_options_that_the_policy_does_not_take(options: str, tmp_path: Path) -> None:
     path = tmp_path / "r"
-    path.write_text(f'{{"version":1,"policy":"fcfs","options":{options}}}\n')
+    path.write_text(EPOCH.replace('"devices"', f'"options":{options},"devices"') + "\n")
     with pytest.raises(InvalidRecord, match="line 1: policy 'fcfs' with"):
         replay(path)
 

@@ -25,6 +25,7 @@ from kaas.scheduling.simulation.scenario import (
     ScenarioFunction,
     ScenarioRequest,
 )
+from kaas.scheduling.simulation.scenario_file import LARGEST
 from kaas.scheduling.simulation.start import MEGABYTE
 
 
@@ -56,7 +57,8 @@ class RecordedRequest:
         """Return the request of a scenario. Without its run's time, one with loads runs as others of its function."""
         arrived, deadline_s = self.arrived, None
         if arrived.deadline_s is not None:
-            deadline_s = max(0.0, arrived.deadline_s - arrived.time_s - (self.ready_s - self.arrived_s))
+            left_s = arrived.deadline_s - arrived.time_s - (self.ready_s - self.arrived_s)
+            deadline_s = min(max(0.0, left_s), LARGEST)
         run_s = self.run_s or (function.run_s if self.loaded else self.device_s)
         assert not isinstance(run_s, Mapping), "functions of records have one time for all kinds of devices"
         client = None if arrived.client == function.client else arrived.client

@@ -16,7 +16,7 @@ import msgspec
 from kaas.errors import InvalidScenario, KaasError
 from kaas.scheduling.decisions import Policy
 from kaas.scheduling.events import PhysicalDevice, WorkerKind
-from kaas.scheduling.policies import POLICIES
+from kaas.scheduling.policies import factory
 
 ETASK_POLICY = "exclusive"
 """Under this policy every function is an eTask, whatever its kind."""
@@ -192,10 +192,10 @@ class Scenario:
             InvalidScenario: the policy refuses its options.
         """
         options = dict(self.policy.options)
-        made = POLICIES[self.policy.name]
-        if "seed" in inspect.signature(made).parameters:
-            options.setdefault("seed", self.seed)
         try:
+            made = factory(self.policy.name)
+            if "seed" in inspect.signature(made).parameters:
+                options.setdefault("seed", self.seed)
             return partial(made, **options)(devices)
         except (KaasError, TypeError, ValueError, LookupError) as error:
             raise InvalidScenario(f"policy: {error}", path="policy") from error
