@@ -56,10 +56,10 @@ def simulate(
     ] = False,
 ) -> None:
     """Run a scheduling policy in virtual time, or compare several."""
-    from kaas.scheduling.simulation.scenario_file import parse
+    from kaas.scheduling.simulation.scenario_file import read_file
 
     unlike(plot, scenario_file)
-    scenario = parse(scenario_file.read_bytes())
+    scenario = read_file(scenario_file)
     if policies is None and seeds is None and sweep is None and plot is None:
         _simulate(scenario, policy, json, rows, summary=summary)
         return

@@ -39,6 +39,8 @@ VERSION = 2
 """Of the records that are written. Records of version 1 have fewer events, and events with fewer fields."""
 EPOCH = b'{"version"'
 """The beginning of an epoch's line."""
+LINE_BYTES = 64 << 20
+"""The longest line of a record."""
 OWN = "module:Class"
 """Stands for a policy of the user's own that has no module."""
 TYPES: dict[str, type] = {each.__name__: each for each in (*get_args(Event), *get_args(Decision))}
@@ -305,7 +307,10 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file that are not empty, with their numbers."""
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(iter(partial(file.readline, LINE_BYTES + 1), b""), 1):
+                if len(line) > LINE_BYTES:
+                    message = f"{path}, line {number}: longer than {LINE_BYTES:,} bytes"
+                    raise InvalidRecord(message, path=str(path), line=number)
                 if stripped := line.rstrip(b"\n"):
                     yield number, stripped
     except OSError as error:

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kaas.cli.main import app
+from kaas.errors import InvalidScenario
 from kaas.scheduling.policies import POLICIES
 from tests.scheduling.test_explaining import Recorded
 
@@ -39,3 +40,12 @@ def test_names_of_a_record_are_printed_without_control_characters(tmp_path: Path
     assert ended.exit_code == 0, ended.output
     assert "\x1b" not in ended.stdout
     assert "a\N{REPLACEMENT CHARACTER}[2J" in ended.stdout
+
+
+def test_a_scenario_of_any_size_is_refused_without_reading_all_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "scenario.json"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    error = CliRunner().invoke(app, ["simulate", str(path)]).exception
+    assert isinstance(error, InvalidScenario)
+    assert "is longer than the 268,435,456 bytes of a scenario" in error.message

@@ -233,6 +233,18 @@ def test_a_number_that_no_pool_writes_is_an_error_with_its_line(
         assert caught.value.line == line
 
 
+def test_a_line_that_is_too_long_is_not_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    record(path, *EVENTS)
+    with path.open("ab") as file:
+        file.truncate(1 << 40)  # a hole without an end of its line
+    length = len(EVENTS) + 2
+    for read_all in (replay, recorded):
+        with pytest.raises(InvalidRecord, match=rf"line {length}: longer than 67,108,864 bytes") as caught:
+            read_all(path)
+        assert caught.value.line == length
+
+
 def test_an_unknown_policy_of_a_record_is_refused(tmp_path: Path) -> None:
     record(tmp_path / "r", *EVENTS)
     (tmp_path / "r").write_text((tmp_path / "r").read_text().replace('"policy":"fcfs"', '"policy":"etask"', 1))

@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -33,9 +34,27 @@ LARGEST = 1e12
 """The limit of seconds, megabytes and all other numbers of a scenario."""
 SMALLEST = 1e-12
 """The limit of numbers that must not be 0: quotients by it stay finite."""
+FILE_BYTES = 256 << 20
+"""The longest file of a scenario."""
+CHUNK_BYTES = 1 << 20
 MOST_SLOTS = 1 << 16
 MOST_FUNCTIONS = 1_000_000
 """Of a synthetic workload."""
+
+
+def read_file(path: Path) -> Scenario:
+    """Return the scenario of a file.
+
+    Raises:
+        OSError: the file cannot be read. InvalidScenario: it is too long, or as `parse`.
+    """
+    text = bytearray()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            text += chunk
+            if len(text) > FILE_BYTES:
+                raise InvalidScenario(f"{path} is longer than the {FILE_BYTES:,} bytes of a scenario", path="")
+    return parse(bytes(text))
 
 
 def parse(text: bytes | str) -> Scenario:
