@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,8 @@ from kaas.scheduling.policies import POLICIES
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from kaas.scheduling.policies.lalb import Lalbo3
 from kaas.scheduling.recording import Difference, PoolEpoch, Recorder, read
+from kaas.scheduling.simulation import scenario_file, start
+from kaas.scheduling.simulation.simulator import simulate
 from tests.scheduling.policies.world import World
 from tests.scheduling.test_recording import load
 
@@ -301,6 +304,39 @@ def test_a_policy_with_the_optional_method_is_asked_before_the_event(tmp_path: P
     found = explained(tmp_path / "r", 1, policy=Telling)
     assert [each.request for each in reason(found).candidates] == [1, 3]
     assert reason(found).waits_for == "a free slot"
+
+
+def contended(path: Path, policy: str, seed: int) -> None:
+    """Three devices that hold a part of ten functions, whose requests are often promised to busy workers."""
+    draw = random.Random(seed)
+    functions = {
+        f"f{number}": {
+            "memory_mb": draw.choice([5, 20, 40]),
+            "load_s": draw.choice([0.1, 0.5, 2]),
+            "run_s": draw.choice([0.05, 0.3, 1]),
+            "client": f"c{number % 3}",
+        }
+        for number in range(10)
+    }
+    at_s, requests = 0.0, []
+    for _ in range(250):
+        at_s += draw.expovariate(5)
+        requests.append({"function": f"f{min(9, int(draw.paretovariate(0.7)) - 1)}", "at_s": at_s})
+    devices = [{"memory_mb": draw.choice([60, 100]), "slots": draw.choice([1, 2])} for _ in range(3)]
+    told = {"policy": {"name": policy}, "devices": devices, "functions": functions, "requests": requests}
+    scenario = scenario_file.read(told)
+    recorder = Recorder.open(str(path), policy, start.physical(scenario))
+    simulate(scenario, observe=recorder.write)
+
+
+@pytest.mark.parametrize(
+    ("policy", "request_id"), [("adaptive", 21), ("adaptive", 55), ("lalb", 19), ("lalb", 51), ("lalbo3", 58)]
+)
+def test_a_request_is_first_after_promises_that_were_taken_back(tmp_path: Path, policy: str, request_id: int) -> None:
+    contended(tmp_path / "r", policy, 5)
+    why = reason(explained(tmp_path / "r", request_id))
+    assert (why.candidates[0].request, why.candidates[0].held) == (request_id, "")
+    assert why.waits_for == "nothing: it goes"
 
 
 def test_another_version_of_the_policy_is_no_explanation(tmp_path: Path) -> None:
