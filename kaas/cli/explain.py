@@ -64,12 +64,12 @@ def _story(found: Explanation) -> Iterator[str]:
         "waiting": "still waits",
     }
     wait_s = found.decided_s - found.arrived_s
-    yield f"arrived at {found.arrived_s:.6g} s, {ends[found.fate]} after {wait_s:.6g} s"
+    yield f"arrived at {_digits(found.arrived_s)} s, {ends[found.fate]} after {_digits(wait_s)} s"
     yield f"line {found.line}: {_event(found)}"
     if found.before:
         yield f"requests that went meanwhile: {found.before}, of which {found.later} had arrived later"
     for part in found.waited:
-        yield f"waited {part.until_s - part.from_s:.6g} s, from {part.from_s:.6g} s, for: {part.what}"
+        yield f"waited {_digits(part.until_s - part.from_s)} s, from {_digits(part.from_s)} s, for: {part.what}"
     if found.alone:
         yield "It must run alone, since it may have ended a device; no other request is compared with it."
     elif found.why is None:
@@ -80,7 +80,7 @@ def _event(found: Explanation) -> str:
     """Return the event of a decision in short, by its numbers and names."""
     names = ("request", "client", "worker", "device", "reason")
     fields = [f"{name} {value}" for name in names if (value := getattr(found.event.value, name, None)) is not None]
-    return " ".join([found.event.type, f"at {found.decided_s:.6g} s", *fields])
+    return " ".join([found.event.type, f"at {_digits(found.decided_s)} s", *fields])
 
 
 def _tables(found: Explanation, why: Why, rows: int) -> Iterator[Table]:
@@ -149,7 +149,12 @@ def _header(name: str) -> str:
 
 
 def _number(name: str, value: float) -> str:
-    return f"{0 - value if name.startswith('-') else value:.6g}"
+    return _digits(0 - value if name.startswith("-") else value)
+
+
+def _digits(value: float) -> str:
+    """Return a number with six digits, and with microseconds at least: the clock of a pool may be at any time."""
+    return f"{value:.6g}" if abs(value) < 1 or abs(value) >= 1e15 else f"{value:.6f}".rstrip("0").rstrip(".")
 
 
 def _title(name: str, all_of_them: Sequence[object], shown: Sequence[object]) -> str:

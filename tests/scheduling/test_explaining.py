@@ -108,6 +108,26 @@ def test_figures_are_whole_and_hashes_short_on_a_narrow_console(tmp_path: Path) 
     assert "…" not in narrow.stdout
 
 
+def test_times_are_shown_to_the_microsecond(tmp_path: Path) -> None:
+    """The clock of a pool begins with the machine's start."""
+    world = Recorded(POLICIES["adaptive"], path=tmp_path / "r", time_s=7_091_457.25)
+    world.tick()
+    world.up(0)
+    world.arrive("a", "f")
+    for at_s, function in ((7_091_458.000001, "f"), (7_091_458.000002, "g")):
+        world.time_s = at_s
+        world.arrive("a", function)
+    told = run(tmp_path / "r", 2).stdout
+    assert " 7091458.000001 " in told
+    assert " 7091458.000002 " in told
+    assert "arrived at 7091458.000002 s, still waits after 0 s" in told
+    assert "at 7091458.000002 s request 2" in told
+    world.time_s = 7_091_459.5
+    world.finish(0, 1.0)
+    told = run(tmp_path / "r", 1).stdout
+    assert "waited 1.499999 s, from 7091458.000001 s, for: " in told
+
+
 def test_for_programs(tmp_path: Path) -> None:
     backlog(tmp_path / "r")
     told = json.loads(run(tmp_path / "r", 3, "--json").stdout)
