@@ -9,7 +9,6 @@ from kaas.scheduling.policies.orders import PriorityQueue
 from kaas.scheduling.policies.state import QueuedRequest, WorkerState
 
 Seconds = Callable[[QueuedRequest, WorkerState], float]
-Held = Callable[[QueuedRequest], bool]
 
 
 class LocalQueues:
@@ -48,7 +47,7 @@ class LocalQueues:
         """Return all requests that wait for a worker."""
         return [request for own in self._queues.values() for request, _ in own.values()]
 
-    def next(self, held: Held) -> tuple[QueuedRequest, WorkerState] | None:
+    def next(self, held: Callable[[QueuedRequest], bool]) -> tuple[QueuedRequest, WorkerState] | None:
         """Return the first request of a worker that can take one, and the worker. held: whether it may not go."""
         for worker in self.due:
             if worker.usable and not worker.gated:
@@ -57,7 +56,7 @@ class LocalQueues:
                         return request, worker
         return None
 
-    def obstacle(self, request: QueuedRequest, held: Held) -> str:
+    def obstacle(self, request: QueuedRequest, held: Callable[[QueuedRequest], bool]) -> str:
         """Return why a promised request may not go: its worker is busy, or another request is first there."""
         worker = self._workers[request.id]
         able = worker.usable and not worker.gated
