@@ -143,7 +143,7 @@ class Adaptive(Scheduler):
         group, holders = request.group, request.reads.constants.whole
         some = list(group.free_on(holders))
         if not some or self.mixed:
-            some += [idle, *islice(group.free_on(group.open), COMPARED - 1)]
+            some += [idle, *islice(group.free_on(group.open), COMPARED)]
         free = some[0] if len(some) == 1 else min(some, key=partial(self._preference, request))
         if free.device.index in holders and not self.mixed:
             return free
