@@ -22,7 +22,7 @@ from tests.api.conftest import crash_task
 
 
 def test_a_policy_that_does_not_exist_is_refused_where_it_is_written() -> None:
-    said = r"no policy 'fair'; there are fcfs, .*, of which adaptive, cfs_affinity and mqfq_sticky are fair; .* module:Class$"
+    said = r"no policy 'fair'; there are fcfs, .*, of which adaptive, .* are fair; .* module:Class$"
     with pytest.raises(errors.InvalidConfig, match=said) as raised:
         kaas.Config(policy="fair")
     assert raised.value.field == "policy"
