@@ -126,7 +126,7 @@ LALB = SchedulingPaper(
         "The paper's latencies have parts that virtual time has not: containers, gateways and files over a network. "
         "`--overhead-s` adds a time to each run; no value is published, and none was sought.",
         "False misses are counted as a part of the misses, as LB's 96 % must be; the paper does not say of what.",
-        "What cannot be reproduced: with 35 models the paper's LALB is five times slower than its LALBO3, so it had a "
+        "Not reproduced: with 35 models the paper's LALB is five times slower than its LALBO3, so it had a "
         "queue. Here it has next to none, at three quarters of the devices' time, and a limit has little to win. The "
         "command's own option turns that round: with --overhead-s 0.6, which brings the devices near their capacity, "
         "LALB's latency and misses, and what a limit wins, are near the published ones; the false misses are not.",

@@ -143,7 +143,7 @@ MQFQ = SchedulingPaper(
         "A run beside n others takes 1 + 0.2 n times as long: the paper has twice the time beside five.",
         "The latencies hang on how near the load is to a device's capacity, so ratios say more than seconds. A second "
         "request at a time, or a second device, takes this mix far from it, hence gains above the paper's.",
-        "What cannot be reproduced: a variance between functions below that of fcfs at D = 1. In a backlog fcfs lets "
+        "Not reproduced: a variance between functions below that of fcfs at D = 1. In a backlog fcfs lets "
         "all functions wait about equally long; mqfq_sticky is faster for nearly all of them, most of all for short "
         "ones, so their means differ more. With D = 2 or on two devices the variance is the smaller one, too.",
         "The nine traces of the paper's Table 3 have mixes of their own, and cannot be made again.",
