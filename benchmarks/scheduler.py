@@ -61,13 +61,16 @@ class Pool:
 
     def _handle(self, event: Any) -> list[Any]:
         decisions = self._policy.handle(event)
+        self._carry_out(decisions)
+        return decisions
+
+    def _carry_out(self, decisions: list[Any]) -> None:
         for decision in decisions:
             match decision:
                 case Dispatch(request=request, worker=worker):
                     self._running[request] = worker, self._keys.pop(request)
                 case Prefetch(worker=worker, order=order) | Evict(worker=worker, order=order):
                     self._policy.handle(Ordered(self._now_s, worker, order, (), decision.keys))
-        return decisions
 
     def _arrive(self) -> None:
         self._now_s += 0.001
@@ -94,8 +97,9 @@ class Pool:
             self._now_s, request, worker, 0, Outcome.SUCCEEDED, 1.5, 1.0, 0.5 * loaded, FUNCTION_BYTES * loaded
         )
         began = perf_counter()
-        self._handle(done)
+        decisions = self._policy.handle(done)
         took_s = perf_counter() - began
+        self._carry_out(decisions)
         self._arrive()
         return took_s
 

@@ -141,10 +141,10 @@ class Adaptive(Scheduler):
         device may lack the memory.
         """
         group, holders = request.group, request.reads.constants.whole
-        some = list(group.free_on(holders))
+        some = dict.fromkeys(group.free_on(holders))
         if not some or self.mixed:
-            some += [idle, *islice(group.free_on(group.open), COMPARED)]
-        free = some[0] if len(some) == 1 else min(some, key=partial(self._preference, request))
+            some |= dict.fromkeys((idle, *islice(group.free_on(group.open), COMPARED)))
+        free = min(some, key=partial(self._preference, request)) if len(some) > 1 else next(iter(some))
         if free.device.index in holders and not self.mixed:
             return free
         devices = {each.index: None for each in group.partition.devices} if self.mixed else holders
@@ -259,7 +259,7 @@ class BoostedArrivals(BoostedScores):
         _, whole = costs
         known = self._costs.get(queue)
         if known is not None and known[1] != whole:
-            self._remove_place(queue)
+            self._leave_class(queue, known[1])
         self._costs[queue] = costs
         key = (-head.share.priority, head.arrived_s or 0.0, head.id)
         self._classes[whole].put(queue, key)
@@ -270,12 +270,14 @@ class BoostedArrivals(BoostedScores):
 
     def _remove_place(self, queue: Queue) -> None:
         if (costs := self._costs.pop(queue, None)) is not None:
-            _, whole = costs
             if queue in self._readers:
                 self._readers.discard(queue)
-            self._classes[whole].discard(queue)
-            if not self._classes[whole]:
-                del self._classes[whole]
+            self._leave_class(queue, costs[1])
+
+    def _leave_class(self, queue: Queue, whole: int) -> None:
+        self._classes[whole].discard(queue)
+        if not self._classes[whole]:
+            del self._classes[whole]
 
     def take_turns(self, share: ClientShare) -> None:
         """Let the clients go that may go now, and hold the others back."""

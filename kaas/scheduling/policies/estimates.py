@@ -165,20 +165,26 @@ class Estimates:
     def whole_load_s(self, function: str, nbytes: int) -> float:
         """Return the seconds to load all of a function's memory on some device."""
         times = self.functions.get(function)
-        mean = None if times is None else next(iter(times.loads.values()), None)
-        if mean is None:
-            mean = next(iter(self._device_loads.values()), None)
-        return 0.0 if mean is None else mean.value * nbytes
+        return self._byte_s(times) * nbytes
 
-    def rate(self, function: str, now_s: float) -> float:
-        """Return the calls of a function in a second: by the mean gap, or the time since the last call if it is longer.
+    def spared_s(self, function: str, now_s: float) -> float:
+        """Return the seconds of loads in each second that each byte of a function's memory spares where it is.
 
-        One that was called once is expected again after as long as it has been away: so it is soon worth little.
+        That is the time to load a byte, times the calls in a second: by the mean gap, or the time since the last call
+        if it is longer. A function that was called once is expected again after as long as it has been away: so it is
+        soon worth little.
         """
         times = self.functions.get(function)
         if times is None or times.called_s is None:
             return 0.0
-        return 1.0 / max(times.gap_s.value, now_s - times.called_s, SHORTEST_GAP_S)
+        gap_s, away_s = times.gap_s.value, now_s - times.called_s
+        gap_s = away_s if away_s > gap_s else gap_s  # max() would take as long as the rest
+        return self._byte_s(times) / (gap_s if gap_s > SHORTEST_GAP_S else SHORTEST_GAP_S)
+
+    def _byte_s(self, times: FunctionTimes | None) -> float:
+        """Return the seconds in which some device loads a byte of a function's objects; 0 if no load is known."""
+        loads = self._device_loads if times is None or not times.loads else times.loads
+        return next(iter(loads.values())).value if loads else 0.0
 
     def _line(self, family: str, kind: str) -> tuple[float, float] | None:
         """Return intercept and slope of a family's run times over the batch size, by least squares."""

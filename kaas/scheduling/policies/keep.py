@@ -22,12 +22,6 @@ class Keep:
         self._holdings = holdings
         self._estimates = estimates
 
-    def worth(self, constants: WorkingSet, now_s: float, copies: int) -> float:
-        """Return the seconds of loads in each second that one of some copies spares."""
-        function = constants.function
-        load_s = self._estimates.whole_load_s(function, constants.nbytes)
-        return load_s * self._estimates.rate(function, now_s) / max(1, copies)
-
     def loss(self, reads: WorkingSet, device: int, now_s: float) -> float:
         """Return the worth of what leaves a device for a working set."""
         needed_bytes = self._needed_bytes(reads, device)
@@ -45,7 +39,8 @@ class Keep:
         room_bytes = memory.free_bytes + sum(self._holdings.size(key) for key in victims)
         if memory.capacity_bytes is None or constants.missing_bytes(device) > room_bytes:
             return False
-        return not victims or self.loss(constants, device, now_s) < self.worth(constants, now_s, 1)
+        worth = self._estimates.spared_s(constants.function, now_s) * constants.nbytes
+        return not victims or self.loss(constants, device, now_s) < worth
 
     def victims(
         self, reads: WorkingSet, device: int, now_s: float, kept: Callable[[], list[WorkingSet]], waits: Waits
@@ -86,6 +81,7 @@ class Keep:
                 continue
             copies = len(constants.whole)
             last = waits is not None and copies == 1 and waits(constants)
-            ranked.append((last, self.worth(constants, now_s, copies) / constants.nbytes, len(ranked), constants))
+            density = self._estimates.spared_s(constants.function, now_s) / copies
+            ranked.append((last, density, len(ranked), constants))
         ranked.sort()
         return [(density, constants) for _, density, _, constants in ranked]
