@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Literal
@@ -207,14 +207,9 @@ def _ask(checked: CheckedPolicy, attempt: _Attempt, whys: list[Why]) -> None:
     request = attempt.arrived.request
     if isinstance(checked.policy, Explained) and attempt.fate == "dispatched":
 
-        def observe(before: Why, worker: WorkerState) -> None:  # noqa: ARG001 - the record has it
-            if before.request != request:
-                return
-            # A choice may change scores on its way: promises that it takes back change them before the comparison,
-            # and counts of passed-over requests after. So this is the moment at which the chosen request is first.
-            after = checked.why(request)
-            first = after is not None and after.candidates and after.candidates[0].request == request
-            whys.append(replace(after if after is not None and first else before, waits_for="nothing: it goes"))
+        def observe(why: Why, worker: WorkerState) -> None:  # noqa: ARG001 - the record has it
+            if why.request == request:
+                whys.append(why)
 
         checked.policy.watch(observe)
     elif attempt.arrived_line < attempt.line or attempt.fate == "waiting":

@@ -127,15 +127,19 @@ class WatchedOrder(RequestOrder):
     def next(self) -> Chosen | None:
         """Return the request that goes now, and its worker.
 
-        The scores are those from before. The reasons that hold requests back are from after: requests that were
-        promised to busy workers on the way are passed over.
+        A choice may change scores on its way: promises that it takes back, before requests are compared; counts of
+        passed-over requests, after that. So the observer is told of the moment at which the chosen request is first.
         """
         before = self._order.candidates()
         chosen = self._order.next()
         if chosen is not None:
-            after = {each.request: each.held for each in self._order.candidates()}
-            candidates = [replace(each, held=after.get(each.request, each.held)) for each in before]
-            self._observer(self._why(chosen[0], candidates), chosen[1])
+            request, worker = chosen
+            after = self._order.candidates()
+            why = self._why(request, after)
+            if why.candidates[0].request != request.id:
+                held = {each.request: each.held for each in after}  # requests promised on the way were passed over
+                why = self._why(request, [replace(each, held=held.get(each.request, each.held)) for each in before])
+            self._observer(replace(why, waits_for="nothing: it goes"), worker)
         return chosen
 
     def add(self, request: QueuedRequest) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
+from random import Random
 
 import msgspec
 import pytest
@@ -103,6 +104,25 @@ def test_the_request_that_goes_has_the_least_scores(name: str, data: st.DataObje
     rare = [chaos.cancel, chaos.die, chaos.settings, chaos.residency]
     for action in data.draw(st.lists(st.sampled_from(usual + rare), min_size=10, max_size=40)):
         action()
+    check(world)
+
+
+@pytest.mark.parametrize("seed", [7, 124, 132, 174, 232])
+def test_a_request_that_goes_when_promises_have_been_taken_back(seed: int) -> None:
+    """Its scores were once those from before, although others that were promised had come back to compete with it."""
+    random = Random(seed)
+    world = Watched(FACTORIES["adaptive, T"], random.randint(1, 4), random.randint(1, 3), memory_bytes=4)
+    world.tick()
+    chaos = Callers(world, random.randrange)
+    usual = [chaos.arrive, chaos.arrive, chaos.time_passes, chaos.time_passes]
+    rare = [chaos.cancel, chaos.die, chaos.settings, chaos.residency]
+    for _ in range(60):
+        random.choice(usual + rare if random.random() < 0.4 else usual)()
+    check(world)
+
+
+def check(world: Watched) -> None:
+    """Check that each request that went had the least scores, and a free worker."""
     for why, worker, free in world.whys:
         chosen = why.candidates[0]
         assert chosen.request == why.request
