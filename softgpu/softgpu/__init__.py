@@ -12,7 +12,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from softgpu.faults import FAULTS, Fault, forgive_faults, inject_fault
 from softgpu.model import Device, Model, Takes, describe_time
 from softgpu.runtime_calls import answer_runtime_calls
 from softgpu.watch import describe_regions, running_kernels, take_refused
+from softgpu.windows import confine, free_window, new_window
 
 __all__ = [
     "DEFAULT_MEMORY_BYTES",
@@ -35,6 +37,7 @@ __all__ = [
     "Model",
     "SoftgpuError",
     "Takes",
+    "Window",
     "cancel",
     "checks_memory",
     "describe",
@@ -219,6 +222,50 @@ def describe(address: int, nbytes: int, regions: Sequence[tuple[str, int, int]])
     _check(library, describe_regions(library, address, nbytes, regions))
 
 
+class Window:
+    """Addresses that confined kernels cannot leave, for all devices of this process: a way to share them safely.
+
+    Each address that such a kernel uses, in any state space, becomes one within the window: `address & mask | base`. So
+    a stray access hits memory of the window, or is an error of the launch. Memory for a kernel's buffers is mapped at
+    addresses from `start` to `end` by cuMemMap; kernels find their module's variables, their parameters, shared and
+    local memory in the window too.
+
+    Args:
+        nbytes: a power of two, from 128 MiB: of the addresses from the base to `end`. Addresses cost no memory.
+
+    Raises:
+        SoftgpuError: no device is loaded, cuInit was not called, or this process has so many addresses no more.
+    """
+
+    MARGIN = 32 << 20
+    """Bytes at the window's base where nothing can be mapped."""
+
+    def __init__(self, nbytes: int) -> None:
+        library = _present().library
+        result, self.base = new_window(library, nbytes)
+        _check(library, result)
+        self.start, self.end = self.base + self.MARGIN, self.base + nbytes
+
+    @contextmanager
+    def confined(self) -> Iterator[None]:
+        """Confine to the window the images that this thread loads meanwhile. They stay confined until unloaded."""
+        library = _present().library
+        _check(library, confine(library, self.base))
+        try:
+            yield
+        finally:
+            _check(library, confine(library, 0))
+
+    def close(self) -> None:
+        """Give the addresses back.
+
+        Raises:
+            SoftgpuError: memory is still mapped there, or images are still confined to them.
+        """
+        library = _present().library
+        _check(library, free_window(library, self.base))
+
+
 def running(device: int = 0) -> tuple[str, ...]:
     """Return the symbols of the kernels that run on this device now, up to 64 KB of names.
 
@@ -334,4 +381,4 @@ def _configure(library: ctypes.CDLL, devices: tuple[Device, ...], *, memcheck: b
 def _check(library: ctypes.CDLL, status: int) -> None:
     if status != 0:
         message: bytes = library.softgpu_last_error()
-        raise SoftgpuError(f"the software GPU could not be set up: {message.decode(errors='replace')}")
+        raise SoftgpuError(message.decode(errors="replace"))

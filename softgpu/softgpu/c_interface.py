@@ -9,7 +9,14 @@ from typing import Any, Protocol
 
 from softgpu.module_info import ModuleInfo
 
-SUCCESS, INVALID_VALUE, INVALID_IMAGE, NO_BINARY_FOR_GPU, INVALID_PTX = 0, 1, 200, 209, 218  # CUresult
+SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, INVALID_IMAGE, NO_BINARY_FOR_GPU, INVALID_PTX = (
+    0,
+    1,
+    2,
+    200,
+    209,
+    218,
+)  # CUresult
 INVALID_HANDLE, UNKNOWN = 400, 999
 
 
@@ -62,7 +69,9 @@ class GlobalRecord(ctypes.Structure):
 
 
 _U32 = ctypes.c_uint32
-_LOAD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint64))
+_LOAD = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64)
+)
 _DESCRIBE = ctypes.CFUNCTYPE(
     ctypes.c_int,
     ctypes.c_uint64,
@@ -103,8 +112,8 @@ class CompilerTable(ctypes.Structure):
 class CompilerCalls(Protocol):
     """The methods of `softgpu.jit.Compiler` that the table's functions call. All of them raise CompileError."""
 
-    def load(self, content: bytes) -> int:
-        """Return a handle for an image."""
+    def load(self, content: bytes, window: int = 0) -> int:
+        """Return a handle for an image, whose kernels are confined to a window if there is one (sg_window)."""
         ...
 
     def link(self, images: Sequence[tuple[str, bytes]]) -> bytes:
@@ -157,11 +166,12 @@ class CInterface:
         self._library.softgpu_set_last_error(message.encode())
         return result
 
-    def _load(self, content: int, size: int, handle: Any) -> int:
+    def _load(self, content: int, size: int, window: int | None, handle: Any) -> int:
         def action() -> None:
             if not content:
                 raise CompileError(INVALID_VALUE, "no image")
-            handle[0] = self._compiler.load(ctypes.string_at(content, size) if size else ctypes.string_at(content))
+            image = ctypes.string_at(content, size) if size else ctypes.string_at(content)
+            handle[0] = self._compiler.load(image, window or 0)
 
         return self._guarded(action)
 

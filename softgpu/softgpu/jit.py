@@ -25,6 +25,7 @@ from softgpu.c_interface import (
     INVALID_HANDLE,
     INVALID_PTX,
     INVALID_VALUE,
+    OUT_OF_MEMORY,
     CInterface,
     CompileError,
     CompilerTable,
@@ -61,8 +62,9 @@ class LoadedModule:
     key: str
     text: str
     info: ModuleInfo
-    memory: ctypes.Array[ctypes.c_char]
+    memory: ctypes.Array[ctypes.c_char] | None  # of the variables; None: in the window
     base: int
+    window: int = 0  # an sg_window, to which its kernels are confined
     kernels: dict[str, Kernel] = field(default_factory=dict)
     examining: threading.Lock = field(default_factory=threading.Lock)
     code: dict[_Variant, Future[machine_code.Loaded]] = field(default_factory=dict)
@@ -94,17 +96,22 @@ class Compiler:
         self._lock = threading.Lock()  # guards this object and its modules; nothing is compiled under it
         self._ahead = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "softgpu-compiler")
         self._interface = CInterface(self, library)
+        library.sg_window_take.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        library.sg_window_take.restype = ctypes.c_void_p
+        library.sg_window_give.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+        library.sg_window_give.restype = None
 
     @property
     def callbacks(self) -> CompilerTable:
         """Return the C functions for softgpu_configure; they live as long as this object."""
         return self._interface.table
 
-    def load(self, content: bytes) -> int:
+    def load(self, content: bytes, window: int = 0) -> int:
         """Return a handle for PTX, or for a fatbin with PTX. It checks the whole image and compiles nothing yet.
 
         A kernel with an unsupported instruction is refused when the program takes that kernel. An image in which every
-        kernel has one is refused now.
+        kernel has one is refused now. window: the address of an sg_window, to which its kernels are confined; 0: they
+        are not.
         """
         key = hashlib.blake2b(b"\0".join((_sources(), self._target.key.encode(), content)), digest_size=20).hexdigest()
         text = _text(content)
@@ -115,7 +122,8 @@ class Compiler:
             self._cache.put(f"{key}.module", msgspec.msgpack.encode(info))
         else:
             info = msgspec.msgpack.decode(cached, type=ModuleInfo)
-        module = LoadedModule(key, text, info, *_variables(info), kernels)
+        memory, base = self._variables(info, window)
+        module = LoadedModule(key, text, info, memory, base, window, kernels)
         with self._lock:
             handle = self._next
             self._next += 1
@@ -178,6 +186,8 @@ class Compiler:
         for code in begun:
             if code.exception() is None:
                 code.result().close()
+        if module.memory is None:
+            self._library.sg_window_give(module.window, module.base, len(module.info.data))
 
     def _module(self, handle: int) -> LoadedModule:
         with self._lock:
@@ -214,7 +224,8 @@ class Compiler:
         return machine_code.place(entry.code, self._target, self._addresses(entry.imports), base)
 
     def _entry(self, module: LoadedModule, name: str, block: tuple[int, int, int], *, checked: bool) -> _CachedKernel:
-        variant = f"{name}\0{block}" + ("\0memcheck" if checked else "")
+        fenced = module.window != 0
+        variant = f"{name}\0{block}" + ("\0memcheck" if checked else "") + ("\0fence" if fenced else "")
         digest = hashlib.blake2b(variant.encode(), digest_size=12).hexdigest()
         key = f"{module.key}.{digest}"
         cached = self._cache.get(key)
@@ -223,15 +234,30 @@ class Compiler:
         with module.examining:
             if not module.kernels:
                 _, module.kernels = _translating(lambda: _examined(module.text))
-        entry = _translating(lambda: self._compiled(module.kernels[name], block, checked=checked))
+        entry = _translating(lambda: self._compiled(module.kernels[name], block, checked=checked, fenced=fenced))
         self._cache.put(key, msgspec.msgpack.encode(entry))
         return entry
 
-    def _compiled(self, kernel: Kernel, block: tuple[int, int, int], *, checked: bool) -> _CachedKernel:
+    def _compiled(self, kernel: Kernel, block: tuple[int, int, int], *, checked: bool, fenced: bool) -> _CachedKernel:
         from softgpu.codegen import kernel as codegen
 
-        code = codegen.generate(kernel, block, self._target, memcheck=checked)
+        code = codegen.generate(kernel, block, self._target, memcheck=checked, fenced=fenced)
         return _CachedKernel(machine_code.assemble(code.text, self._target), code.imports, code.needs_globals)
+
+    def _variables(self, info: ModuleInfo, window: int) -> tuple[ctypes.Array[ctypes.c_char] | None, int]:
+        """Return initialised memory for the variables, unless it is in the window, and its aligned start."""
+        memory = None
+        if window and info.data:
+            base = self._library.sg_window_take(window, len(info.data))
+            if not base:
+                raise CompileError(OUT_OF_MEMORY, f"the window has no {len(info.data)} bytes left for variables")
+        else:
+            memory = ctypes.create_string_buffer(len(info.data) + _GLOBAL_ALIGN)
+            base = -(-ctypes.addressof(memory) // _GLOBAL_ALIGN) * _GLOBAL_ALIGN
+        ctypes.memmove(base, info.data, len(info.data))
+        for place, goal in info.pointers:
+            ctypes.c_uint64.from_address(base + place).value = base + goal
+        return memory, base
 
     def _addresses(self, imports: tuple[str, ...]) -> dict[str, int]:
         return {name: ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value or 0 for name in imports}
@@ -269,13 +295,3 @@ def _translating(action: Callable[[], T]) -> T:
     except Exception as error:  # PTX that no check expected must not look like a broken device
         reason = ", ".join([f"{type(error).__name__}: {str(error)[:200]}", *getattr(error, "__notes__", ())])
         raise CompileError(INVALID_PTX, f"a mistake of the software GPU's compiler: {reason}") from error
-
-
-def _variables(info: ModuleInfo) -> tuple[ctypes.Array[ctypes.c_char], int]:
-    """Return initialised memory for the variables, and its aligned start."""
-    memory = ctypes.create_string_buffer(len(info.data) + _GLOBAL_ALIGN)
-    base = -(-ctypes.addressof(memory) // _GLOBAL_ALIGN) * _GLOBAL_ALIGN
-    ctypes.memmove(base, info.data, len(info.data))
-    for place, goal in info.pointers:
-        ctypes.c_uint64.from_address(base + place).value = base + goal
-    return memory, base

@@ -13,8 +13,9 @@ from softgpu.analysis.blocks import Step
 from softgpu.analysis.shapes import UNIFORM, VARYING, WARP, Affine, Wide, ramp
 from softgpu.codegen.emitter import Emitter
 from softgpu.codegen.family import Operation
+from softgpu.codegen.fences import fence_addresses, fenced, reaches
 from softgpu.codegen.values import SCALAR, SIZES, VECTOR, Value, Width, integer
-from softgpu.ptx.model import Address, Operand, Register, Symbol
+from softgpu.ptx.model import Address, Operand, PtxError, Register, Symbol
 from softgpu.ptx.types import Scalar
 
 _ORDERED = frozenset({"volatile", "relaxed", "acquire", "release", "mmio"})
@@ -22,10 +23,15 @@ _ORDERED = frozenset({"volatile", "relaxed", "acquire", "release", "mmio"})
 
 @dataclass(slots=True)
 class Place:
-    """Host addresses as i64 by shape, as in Value; `inside`: an address of parameters, which no instruction writes."""
+    """Host addresses as i64 by shape, as in Value.
+
+    In fenced code they are within the window, but for a Wide, whose lanes `if_no_wrap` fences. inside: an address of
+    parameters, which no instruction writes. named: as the program has them, without a fence.
+    """
 
     value: Value
     inside: bool = False
+    named: Value | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +51,23 @@ class Access:
         return SIZES[self.element] // 8
 
 
-def place(e: Emitter, op: Operation, operand: Operand, space: str = "") -> Place:
-    """Return the addresses of an operand [base + offset] in `space`, or in the opcode's space."""
+def place(e: Emitter, op: Operation, operand: Operand, size: int, space: str = "", *, wide: bool = False) -> Place:
+    """Return the addresses of an operand [base + offset] in `space`, or in the opcode's space.
+
+    size: the bytes that an access reads or writes there. wide: the caller takes a Wide to `if_no_wrap`.
+
+    Raises:
+        PtxError: the access ends outside of the kernel's parameters.
+    """
     assert isinstance(operand, Address)
     words = (space,) if space else op.modifiers
     base, offset = operand.base, operand.offset
     if isinstance(base, Symbol):
         for parameter in e.kernel.parameters:
             if parameter.name == base.name:
+                first = parameter.offset + offset + base.offset
+                if not 0 <= first <= e.kernel.param_bytes - size:
+                    raise PtxError(0, f"an access outside of the parameters: {first} to {first + size}")
                 pointer = e.new(f"getelementptr i8, ptr %params, i64 {parameter.offset + offset + base.offset}")
                 return Place(Value(UNIFORM, "ptr", [pointer]), True)
         value = e.symbol(base.name, base.offset + offset)
@@ -62,9 +77,14 @@ def place(e: Emitter, op: Operation, operand: Operand, space: str = "") -> Place
     else:
         value = e.read(base, "i64")
     if any(word.split("::")[0] == "shared" for word in words):
-        return Place(_in_shared(e, value, offset))
-    value = in_local(e, value) if "local" in words else e.cast(value, "i64")
-    return Place(_shift(e, value, offset))
+        where = _in_shared(e, value, offset)
+    else:
+        where = _shift(e, in_local(e, value) if "local" in words else e.cast(value, "i64"), offset)
+    if not e.fenced or (wide and isinstance(where.shape, Wide) and reaches(where.shape)):
+        return Place(where)
+    if where.type == "ptr":
+        where = Value(where.shape, "i64", [e.new(f"ptrtoint ptr {part} to i64") for part in where.parts])
+    return Place(fenced(e, where), named=where)
 
 
 def _shift(e: Emitter, value: Value, offset: int) -> Value:
@@ -227,12 +247,14 @@ def if_no_wrap(
         wide = e.new(f"{'sext' if shape.signed else 'zext'} i32 {base} to i64")
         wide = e.new(f"mul i64 {wide}, {shape.scale}") if shape.scale != 1 else wide
         parts.append(e.new(f"add i64 {wide}, {offset}"))
-    first = straight(Value(Affine(tuple(offset * shape.scale for offset in shape.offsets)), "i64", parts))
+    lanes = Value(Affine(tuple(offset * shape.scale for offset in shape.offsets)), "i64", parts)
+    first = straight(fenced(e, lanes) if e.fenced else lanes)
     fast_end = e.label
     e.put(f"br label %{done}")
     e.cache = dict(cache)
     e.start(slow)
     _widen(e, value, shape)
+    fence_addresses(e)
     second = otherwise()
     slow_end = e.label
     e.put(f"br label %{done}")

@@ -28,8 +28,8 @@ def atomic(e: Emitter, step: Step) -> None:
     has_result = op.family.has_result
     operands = step.inst.operands[1:] if has_result else step.inst.operands
     mask, _ = e.active(step)
-    where = place(e, op, operands[0])
     scalar = op.type
+    where = place(e, op, operands[0], scalar.bits // 8)
     check(e, step, where, mask, scalar.bits // 8, Verb.UPDATE)
     bits = f"i{scalar.bits}"
     for slot, operand in zip(("%in0", "%in1"), operands[1:], strict=False):

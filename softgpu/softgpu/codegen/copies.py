@@ -21,8 +21,8 @@ def copy(e: Emitter, step: Step) -> None:
     to, source, size, *rest = step.inst.operands
     assert isinstance(size, Immediate)
     mask, _ = e.active(step)
-    targets = address_vector(e, place(e, step.op, to, "shared").value)
-    sources = address_vector(e, place(e, step.op, source, "global").value)
+    targets = address_vector(e, place(e, step.op, to, size.value, "shared").value)
+    sources = address_vector(e, place(e, step.op, source, size.value, "global").value)
     e.put(f"store <{WARP} x i64> {targets}, ptr %in0")
     e.put(f"store <{WARP} x i64> {sources}, ptr %addresses")
     counts = "null"

@@ -40,6 +40,7 @@ class Emitter:
     block_shape: tuple[int, int, int]
     special: Callable[[Emitter, str], Value]
     memcheck: bool = False  # each access of memory is checked before it happens
+    fenced: bool = False  # no access leaves the window of the launch
     lines: list[str] = field(default_factory=list)
     declared: set[str] = field(default_factory=set)
     registers: dict[str, Value] = field(default_factory=dict)  # known in this block

@@ -43,14 +43,16 @@ class Code:
     needs_globals: bool
 
 
-def generate(kernel: Kernel, block: tuple[int, int, int], target: Target, *, memcheck: bool = False) -> Code:
-    """Return the code of `kernel` for blocks of this shape. memcheck: check every access.
+def generate(
+    kernel: Kernel, block: tuple[int, int, int], target: Target, *, memcheck: bool = False, fenced: bool = False
+) -> Code:
+    """Return the code of `kernel` for blocks of this shape. memcheck: check every access. fenced: see `fences`.
 
     Raises:
         PtxError: the kernel has an error that only code generation finds.
     """
     graph = flow.build(kernel, operation)
-    emitter = Emitter(kernel, analysis.plan(graph, kernel, block), target, block, special, memcheck)
+    emitter = Emitter(kernel, analysis.plan(graph, kernel, block), target, block, special, memcheck, fenced)
     return _KernelWriter(emitter).write()
 
 
@@ -168,6 +170,10 @@ class _KernelWriter:
                 e.put(f"%shared = {loaded}")
             else:
                 e.put(f"%local = ptrtoint ptr {e.new(loaded)} to i64")
+        if e.fenced:
+            for name, field in (("%window", "window_base"), ("%within", "window_mask")):
+                pointer = e.new(f"getelementptr i8, ptr %w, i64 {WARP_FIELDS[field]}")
+                e.put(f"{name} = load i64, ptr {pointer}, !invariant.load !0")
         if e.uses_globals:
             e.put(f"%globals = ptrtoint ptr {e.new(f'load ptr, ptr @{GLOBALS}, !invariant.load !0')} to i64")
 

@@ -39,7 +39,7 @@ def load(e: Emitter, step: Step) -> None:
     target = step.inst.operands[0]
     items = target.items if isinstance(target, Vector) else (target,)
     access = access_of(e, step, op.type, len(items))
-    where = place(e, op, step.inst.operands[1])
+    where = place(e, op, step.inst.operands[1], access.size * access.count, wide=True)
     check(e, step, where, access.mask, access.size * access.count, Verb.READ)
     values = _load(e, where, access)
     for item, value in zip(items, values, strict=False):

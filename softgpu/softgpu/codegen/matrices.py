@@ -20,7 +20,7 @@ def load_matrices(e: Emitter, step: Step) -> None:
     assert isinstance(target, Vector)
     count = len(target.items)
     need_whole_warp(e, step)
-    where = place(e, step.op, step.inst.operands[1])
+    where = place(e, step.op, step.inst.operands[1], ROW_BYTES)
     mask, _ = e.active(step)
     named = e.new(f"and i32 {mask}, {integer('i32', (1 << ROWS * count) - 1)}")
     check(e, step, where, named, ROW_BYTES, Verb.READ)

@@ -26,6 +26,6 @@ def check(e: Emitter, step: Step, where: Place, mask: str, size: int, verb: Verb
         return
     words = (modifier.split("::")[0] for modifier in step.op.modifiers)
     space = next((_SPACES[word] for word in words if word in _SPACES), 0)
-    e.put(f"store <32 x i64> {address_vector(e, where.value)}, ptr %addresses")
+    e.put(f"store <32 x i64> {address_vector(e, where.named or where.value)}, ptr %addresses")
     numbers = (mask, str(size), str(step.inst.line), str(space), str(int(verb)))
     e.call("sg_rt_check", [("ptr", "%w"), ("ptr", "%addresses"), *(("i32", number) for number in numbers)])

@@ -9,7 +9,7 @@ from softgpu.codegen.values import SCALAR, VECTOR, Value, Width, integer
 
 # Byte offsets of the fields of sg_warp (abi.h).
 WARP_FIELDS = {"ctaid": 0, "nctaid": 12, "warp": 24, "live": 28, "shared": 32, "local": 40, "dynamic": 48, "total": 52}
-WARP_FIELDS |= {"grid": 72}
+WARP_FIELDS |= {"grid": 72, "window_base": 80, "window_mask": 88}
 
 _FIELDS = {f"%{name}.{axis}": (name, index) for name in ("ctaid", "nctaid") for index, axis in enumerate("xyz")}
 _CONSTANTS = {"%warp_size": 32, "WARP_SZ": 32, "%gridid": 0, "%smid": 0, "%nsmid": 1, "%warpsize": 32}

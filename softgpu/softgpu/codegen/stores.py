@@ -31,7 +31,7 @@ def store(e: Emitter, step: Step) -> None:
     source = step.inst.operands[1]
     items = source.items if isinstance(source, Vector) else (source,)
     access = access_of(e, step, op.type, len(items))
-    where = place(e, op, step.inst.operands[0])
+    where = place(e, op, step.inst.operands[0], access.size * access.count, wide=True)
     check(e, step, where, access.mask, access.size * access.count, Verb.WRITE)
     values = [e.read(item, access.element) for item in items]
     shape = where.value.shape

@@ -264,6 +264,7 @@ typedef struct library {
   uint32_t kernel_count;
   struct kernel **kernels;
   bool shares_module; /* it has no globals, so that every device uses the first module */
+  sg_window *window;  /* its kernels are confined to it; NULL: they are not */
   struct loaded {
     _Atomic bool ready;
     uint64_t module;
@@ -283,6 +284,9 @@ typedef struct kernel { /* the object of both CUkernel and CUfunction */
 } kernel;
 
 CUresult library_module(library *lib, device *dev, uint64_t *module);
+/* windows.c: the window of libraries that this thread loads, which stays until the library leaves it; NULL: none. */
+sg_window *window_enter(void);
+void window_leave(const sg_window *window);
 
 typedef struct kernel_call {
   sg_launch launch; /* fn is NULL until kernel_compile */

@@ -58,6 +58,7 @@ CUresult kernel_prepare(kernel *kern, CUcontext ctx, const uint32_t grid[3], con
                                    .name = info->name,
                                    .sources = info->sources,
                                    .source_count = info->source_count,
+                                   .window = kern->lib->window,
                                    .stop = (const volatile uint32_t *)&ctx->dev->stop}};
   memcpy(call->launch.grid, grid, sizeof call->launch.grid);
   memcpy(call->launch.block, block, sizeof call->launch.block);

@@ -13,6 +13,7 @@ typedef struct range { /* reserved, or mapped if memory is not NULL */
   size_t bytes;
   physical *memory;
   uint8_t access[MAX_DEVICES];
+  bool in_window; /* reserved: the window keeps the addresses */
 } range;
 static range *reserved, *mapped; /* under mapped_lock; neither's ranges overlap */
 
@@ -115,10 +116,40 @@ CUresult cuMemAddressReserve(CUdeviceptr *address, size_t bytes, size_t alignmen
   return CUDA_SUCCESS;
 }
 
+bool mapped_reserve(uintptr_t base, size_t bytes) {
+  range *made = calloc(1, sizeof *made);
+  if (made == NULL) return false;
+  *made = (range){.base = base, .bytes = bytes, .in_window = true};
+  pthread_mutex_lock(&mapped_lock);
+  insert_locked(&reserved, made);
+  pthread_mutex_unlock(&mapped_lock);
+  return true;
+}
+
+static CUresult unreserve_locked(uintptr_t base) {
+  range **at = &reserved;
+  while ((*at)->base != base) at = &(*at)->next;
+  range *gone = *at;
+  REQUIRE(!touched_locked(mapped, base, gone->bytes), CUDA_ERROR_INVALID_VALUE,
+          "memory is still mapped in the window at 0x%zx", (size_t)base);
+  *at = gone->next;
+  free(gone);
+  return CUDA_SUCCESS;
+}
+
+CUresult mapped_unreserve(uintptr_t base) {
+  pthread_mutex_lock(&mapped_lock);
+  CUresult status = unreserve_locked(base);
+  pthread_mutex_unlock(&mapped_lock);
+  return status;
+}
+
 /* Frees one or several neighbouring reservations: cuda.core makes one of two when it grows a buffer. */
 static CUresult free_locked(uintptr_t base, size_t bytes) {
   range **at = whole_locked(&reserved, base, bytes);
-  REQUIRE(at != NULL, CUDA_ERROR_INVALID_VALUE, "the %zu bytes at 0x%zx were not reserved", bytes, (size_t)base);
+  bool own = at != NULL;
+  for (const range *r = own ? *at : NULL; r != NULL && r->base - base < bytes; r = r->next) own = own && !r->in_window;
+  REQUIRE(own, CUDA_ERROR_INVALID_VALUE, "the %zu bytes at 0x%zx were not reserved", bytes, (size_t)base);
   REQUIRE(!touched_locked(mapped, base, bytes), CUDA_ERROR_INVALID_VALUE,
           "memory is still mapped in the %zu bytes at 0x%zx", bytes, (size_t)base);
   while (*at != NULL && (*at)->base - base < bytes) {

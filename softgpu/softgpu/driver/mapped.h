@@ -18,6 +18,9 @@ typedef struct physical {
 extern pthread_mutex_t mapped_lock; /* taken before memory_lock */
 void physical_drop_locked(physical *p); /* frees it if it has no reference and no mapping */
 physical *mapped_at_locked(uintptr_t address); /* NULL: nothing is mapped there */
+/* Lets memory be mapped at addresses that a window has; false: the host has no memory left. */
+bool mapped_reserve(uintptr_t base, size_t bytes);
+CUresult mapped_unreserve(uintptr_t base); /* refused while memory is mapped there */
 
 #define REQUIRE_WHOLE(number) \
   REQUIRE((number) % MAP_GRANULARITY == 0, CUDA_ERROR_INVALID_VALUE, "%s: %s is no multiple of %d", __func__, #number, \

@@ -72,7 +72,7 @@ static CUresult describe(struct loaded *at, device *dev, const sg_kernel_info **
 
 static CUresult load(const library *lib, device *dev, struct loaded *at, const sg_kernel_info **kernels,
                      uint32_t *count) {
-  TRY((CUresult)sealed.compiler.load(lib->image, lib->image_bytes, &at->module));
+  TRY((CUresult)sealed.compiler.load(lib->image, lib->image_bytes, lib->window, &at->module));
   CUresult status = describe(at, dev, kernels, count);
   if (status != CUDA_SUCCESS) forget(at);
   return status;
@@ -137,6 +137,7 @@ static void library_delete(library *lib) {
   for (int d = 0; d < device_count; d++)
     if (atomic_load(&lib->loaded[d].ready)) forget(&lib->loaded[d]);
   if (atomic_load(&lib->first.ready)) forget(&lib->first);
+  window_leave(lib->window);
   free(lib->kernels);
   free(lib->image);
   handle_delete(lib);
@@ -171,6 +172,7 @@ static CUresult library_new(const void *image, library **made) {
   CUcontext ctx = peek_context();
   library *lib = handle_new(HANDLE_LIBRARY, sizeof *lib);
   REQUIRE(lib != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a library");
+  lib->window = window_enter();
   CUresult status = fill_library(lib, image, ctx != NULL ? ctx->dev : &devices[0]);
   if (status != CUDA_SUCCESS) {
     char reason[512]; /* later messages must not replace the reason */

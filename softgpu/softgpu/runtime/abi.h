@@ -9,6 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "window.h"
+
 #define SG_WARP 32
 #define SG_SHARED_ALIGN 1024 /* also in ptx/limits.py */
 
@@ -31,6 +33,7 @@ typedef struct sg_warp {
   struct sg_block *block; /* the runner's own */
   const volatile uint32_t *stop; /* read after many rounds of a loop: not 0 if the launch must end */
   sg_grid *grid; /* of a cooperative launch: the address in %envreg1 and %envreg2; else NULL */
+  uint64_t window_base, window_mask; /* of a confined launch */
 } sg_warp;
 
 /* params: the parameter buffer, laid out at the offsets of the kernel's parameters. */
@@ -68,7 +71,8 @@ typedef struct sg_global_info {
 /* The compiler, given to the driver by jit.py. Every function returns a CUresult and, unless it is 0, leaves a message
  * for softgpu_last_error. image is the bytes given to cuLibraryLoadData (bytes = 0: NUL-terminated text). */
 typedef struct sg_compiler {
-  int (*load)(const void *image, size_t bytes, uint64_t *module);
+  /* window: its kernels are confined to it, and its variables lie there; NULL: they are not. */
+  int (*load)(const void *image, size_t bytes, sg_window *window, uint64_t *module);
   int (*describe)(uint64_t module, const sg_kernel_info **kernels, uint32_t *kernel_count,
                   const sg_global_info **globals, uint32_t *global_count);
   /* Lets other threads begin a compilation that compile will be called for; returns at once. */
@@ -107,6 +111,7 @@ typedef struct sg_launch {
   const sg_source *sources;    /* of the kernel's image */
   uint32_t source_count;
   uint32_t cooperative;          /* its blocks may wait for one another: all are under way at once */
+  sg_window *window;             /* its code is confined to it; NULL: it is not confined */
 } sg_launch;
 
 /* Runs every block; returns 0, or the CUresult of a trap, a bad access or a stop. error (may be NULL) receives a sentence. */
@@ -174,6 +179,12 @@ void softgpu_forgive(void);
 void softgpu_end_hangs(void);
 /* Strict mode for all devices; see strict.c. Memory and work from before stay as they are. */
 void softgpu_strict(int on, uint64_t seed);
+/* Makes a window for `bytes` of a program's memory (a power of two, from 128 MiB); it can be mapped by
+ * hand in the window's first half, from SG_WINDOW_MARGIN on. */
+int softgpu_window(uint64_t bytes, uint64_t *base);
+int softgpu_window_free(uint64_t base);
+/* Confines to this window the libraries that this thread loads from now on; 0: they are not confined. */
+int softgpu_confine(uint64_t base);
 /* Divides memory in an allocation into regions (regions.c), and removes its earlier regions; 0 regions: only removes. */
 int softgpu_regions(uint64_t address, uint64_t bytes, uint32_t regions, const uint64_t *offsets,
                          const uint64_t *sizes, const char *const *names);

@@ -150,7 +150,7 @@ static void run_fresh_warps(sg_block *block) {
   for (;;) {
     uint32_t warp = block->running;
     block->state[warp] = READY;
-    block->launch->fn(block->launch->params, &block->warps[warp]);
+    block->launch->fn(block->params, &block->warps[warp]);
     end_warp(block, warp);
     uint32_t next = next_warp(block, warp);
     if (next == MAX_WARPS || block->state[next] != NOT_STARTED) return;

@@ -30,9 +30,9 @@ typedef struct sg_block {
   barrier_state barriers[BARRIERS];
   const sg_launch *launch;
   uint8_t *stacks[MAX_WARPS];
-  uint8_t *shared, *local;
-  size_t shared_capacity, local_capacity;
-  size_t shared_left, local_left; /* bytes, from the start, that the latest launch may have written */
+  sg_memory own, *memory; /* memory: of the launch; own: of launches that are not confined */
+  sg_window *window;      /* from which the memory is borrowed; NULL: it is own */
+  const uint8_t *params;
   int result;
   char *error;
   size_t error_bytes;
@@ -62,6 +62,8 @@ typedef struct sg_job {
 
 /* runner.c: the shared and local memory of a block for this launch, and its place in the grid; `at` becomes the next. */
 int sg_prepare_block(sg_block *block, const sg_launch *launch) __attribute__((visibility("hidden")));
+/* After a launch: gives borrowed memory back. */
+void sg_settle_block(sg_block *block) __attribute__((visibility("hidden")));
 void sg_find_place(const uint32_t grid[3], uint64_t index, uint32_t at[3]) __attribute__((visibility("hidden")));
 void sg_place_block(sg_block *block, uint32_t at[3]) __attribute__((visibility("hidden")));
 void sg_free_block(void *block) __attribute__((visibility("hidden")));

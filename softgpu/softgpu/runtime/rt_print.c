@@ -20,12 +20,21 @@ static void put(text *out, const char *bytes, size_t count) {
   out->length += count;
 }
 
+/* What a kernel hands over; a confined one's addresses count within its window. */
+typedef struct given {
+  const sg_window *window;
+  uint64_t at;
+} given;
+
+static const char *string_at(const sg_window *window, uint64_t address) {
+  return (const char *)(uintptr_t)(address ? sg_fenced(window, address) : 0);
+}
+
 /* The next of the packed arguments, each aligned to its size. */
-static uint64_t take(const uint8_t **at, size_t size) {
-  uintptr_t start = ((uintptr_t)*at + size - 1) / size * size;
-  uint64_t value = 0;
-  memcpy(&value, (const void *)start, size);
-  *at = (const uint8_t *)(start + size);
+static uint64_t take(given *from, size_t size) {
+  uint64_t start = (from->at + size - 1) / size * size, value = 0;
+  memcpy(&value, (const void *)(uintptr_t)sg_fenced(from->window, start), size);
+  from->at = start + size;
   return value;
 }
 
@@ -43,7 +52,7 @@ static void add_to_spec(conversion *c, const char *bytes, size_t count) {
   c->length += count;
 }
 
-static const char *read_conversion(const char *format, conversion *c, const uint8_t **arguments) {
+static const char *read_conversion(const char *format, conversion *c, given *arguments) {
   size_t longs = 0;
   *c = (conversion){.spec = "%", .length = 1, .value_bytes = 4};
   for (format++; *format && strchr("-+ #0123456789.*lhjzt", *format); format++) {
@@ -89,7 +98,7 @@ static void print_string(text *out, conversion *c, const char *value) {
 }
 
 /* Prints one conversion; text that is no conversion is printed unchanged. */
-static const char *convert(text *out, const char *format, const uint8_t **arguments, int *taken) {
+static const char *convert(text *out, const char *format, given *arguments, int *taken) {
   conversion c;
   const char *start = format, *end = read_conversion(format, &c, arguments);
   switch (*end) {
@@ -111,7 +120,7 @@ static const char *convert(text *out, const char *format, const uint8_t **argume
       break;
     }
     case 's':
-      print_string(out, &c, (const char *)(uintptr_t)take(arguments, 8));
+      print_string(out, &c, string_at(arguments->window, take(arguments, 8)));
       c.arguments++;
       break;
     default: put(out, start, (size_t)(end - start)); *taken += c.arguments; return end;
@@ -120,7 +129,7 @@ static const char *convert(text *out, const char *format, const uint8_t **argume
   return end + 1;
 }
 
-static int print(const sg_block *block, const char *format, const uint8_t *arguments) {
+static int print(const sg_block *block, const char *format, given arguments) {
   text out;
   int taken = 0;
   out.length = 0;
@@ -139,8 +148,8 @@ void sg_rt_vprintf(sg_warp *warp, const uint64_t *formats, const uint64_t *argum
                      uint32_t *results) {
   for (; lanes; lanes &= lanes - 1) {
     uint32_t lane = (uint32_t)__builtin_ctz(lanes);
-    results[lane] = (uint32_t)print(warp->block, (const char *)(uintptr_t)formats[lane],
-                                    (const uint8_t *)(uintptr_t)arguments[lane]);
+    const sg_window *window = warp->block->window;
+    results[lane] = (uint32_t)print(warp->block, string_at(window, formats[lane]), (given){window, arguments[lane]});
   }
 }
 
@@ -149,11 +158,12 @@ void sg_rt_assert(sg_warp *warp, const uint64_t *messages, const uint64_t *files
                     const uint64_t *functions, uint32_t lanes) {
   uint32_t lane = (uint32_t)__builtin_ctz(lanes), at[3];
   const uint32_t *block = warp->ctaid;
+  const sg_window *window = warp->block->window;
   char said[400];
   sg_thread_index(warp, lane, at);
   snprintf(said, sizeof said, "%s:%u: %s: block: [%u,%u,%u], thread: [%u,%u,%u] Assertion `%s` failed.",
-           (const char *)(uintptr_t)files[lane], lines[lane], (const char *)(uintptr_t)functions[lane], block[0],
-           block[1], block[2], at[0], at[1], at[2], (const char *)(uintptr_t)messages[lane]);
+           string_at(window, files[lane]), lines[lane], string_at(window, functions[lane]), block[0], block[1],
+           block[2], at[0], at[1], at[2], string_at(window, messages[lane]));
   softgpu_write(warp->block->launch->device, said, strlen(said));
   softgpu_write(warp->block->launch->device, "\n", 1);
   sg_abandon(warp->block, ASSERT, said);

@@ -23,15 +23,26 @@ static size_t whole_pages(size_t bytes) {
 }
 
 /* Pages of the system, not of the heap: memory of the heap would show kernels the data of the process. */
-static int grow_local(sg_block *block, size_t bytes) {
-  if (bytes <= block->local_capacity) return OK;
-  if (block->local) munmap(block->local, block->local_capacity + LOCAL_ROOM);
-  block->local_capacity = block->local_left = 0;
+static void *take_local(sg_window *window, size_t bytes) {
+  if (window) return sg_window_take(window, bytes);
+  void *made = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return made == MAP_FAILED ? NULL : made;
+}
+
+static void give_local(sg_window *window, void *local, size_t bytes) {
+  if (!local) return;
+  if (window) sg_window_give(window, local, bytes);
+  else munmap(local, bytes);
+}
+
+static int grow_local(sg_memory *memory, sg_window *window, size_t bytes) {
+  if (bytes <= memory->local_capacity) return OK;
+  give_local(window, memory->local, memory->local_capacity + LOCAL_ROOM);
+  memory->local_capacity = memory->local_left = 0;
   size_t capacity = whole_pages(bytes);
-  uint8_t *made = mmap(NULL, capacity + LOCAL_ROOM, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  block->local = made == MAP_FAILED ? NULL : made;
-  if (!block->local) return OUT_OF_MEMORY;
-  block->local_capacity = capacity;
+  memory->local = take_local(window, capacity + LOCAL_ROOM);
+  if (!memory->local) return OUT_OF_MEMORY;
+  memory->local_capacity = capacity;
   return OK;
 }
 
@@ -47,19 +58,43 @@ static void clear_left(uint8_t *memory, size_t *left, size_t next) {
  * outside shared memory faults and does not change memory of the process. */
 static const size_t SHARED_REACH = (size_t)1 << 31;
 
-static int grow_shared(sg_block *block, size_t bytes) {
-  if (bytes <= block->shared_capacity) return OK;
-  if (!block->shared) {
+static int grow_shared(sg_memory *memory, size_t bytes) {
+  if (bytes <= memory->shared_capacity) return OK;
+  if (!memory->shared) {
     uint8_t *start = mmap(NULL, 2 * SHARED_REACH, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (start == MAP_FAILED) return OUT_OF_MEMORY;
-    block->shared = start + SHARED_REACH;
+    memory->shared = start + SHARED_REACH;
   }
-  if (mprotect(block->shared, bytes, PROT_READ | PROT_WRITE)) return OUT_OF_MEMORY;
-  block->shared_capacity = bytes;
+  if (mprotect(memory->shared, bytes, PROT_READ | PROT_WRITE)) return OUT_OF_MEMORY;
+  memory->shared_capacity = bytes;
   return OK;
 }
 
 static const volatile uint32_t never;
+
+/* A confined kernel finds its parameters in its window too: some kernels take their addresses. */
+static int borrow(sg_block *block, const sg_launch *launch) {
+  if (block->window != launch->window) sg_settle_block(block);
+  if (!launch->window) {
+    block->memory = &block->own;
+    block->params = launch->params;
+    return OK;
+  }
+  sg_memory *memory = block->window ? block->memory : sg_window_borrow(launch->window);
+  if (!memory) return OUT_OF_MEMORY;
+  block->window = launch->window;
+  block->memory = memory;
+  block->params = memory->params;
+  if (launch->param_bytes) memcpy(memory->params, launch->params, launch->param_bytes);
+  return OK;
+}
+
+void sg_settle_block(sg_block *block) {
+  if (!block->window) return;
+  sg_window_return(block->window, block->memory);
+  block->window = NULL;
+  block->memory = &block->own;
+}
 
 int sg_prepare_block(sg_block *block, const sg_launch *launch) {
   uint32_t threads = launch->block[0] * launch->block[1] * launch->block[2];
@@ -67,23 +102,27 @@ int sg_prepare_block(sg_block *block, const sg_launch *launch) {
   size_t local = (size_t)launch->local_bytes * SG_WARP;
   block->launch = launch;
   block->warp_count = (threads + SG_WARP - 1) / SG_WARP;
-  if (grow_shared(block, shared + SHARED_ROOM) != OK) return OUT_OF_MEMORY;
+  if (borrow(block, launch) != OK) return OUT_OF_MEMORY;
+  sg_memory *memory = block->memory;
+  if (grow_shared(memory, shared + SHARED_ROOM) != OK) return OUT_OF_MEMORY;
   if (launch->touched && !block->pages && !(block->pages = sg_pages_new())) return OUT_OF_MEMORY;
-  if (local && grow_local(block, local * block->warp_count) != OK) return OUT_OF_MEMORY;
-  clear_left(block->shared, &block->shared_left, shared ? shared + SHARED_ROOM : 0);
-  clear_left(block->local, &block->local_left, local * block->warp_count);
+  if (local && grow_local(memory, launch->window, local * block->warp_count) != OK) return OUT_OF_MEMORY;
+  clear_left(memory->shared, &memory->shared_left, shared ? shared + SHARED_ROOM : 0);
+  clear_left(memory->local, &memory->local_left, local * block->warp_count);
   for (uint32_t i = 0; i < block->warp_count; i++) {
     sg_warp *warp = &block->warps[i];
     uint32_t left = threads - i * SG_WARP;
     memcpy(warp->nctaid, launch->grid, sizeof warp->nctaid);
     warp->warp = i;
     warp->live = left >= SG_WARP ? UINT32_MAX : (UINT32_C(1) << left) - 1;
-    warp->shared = block->shared;
-    warp->local = local ? block->local + local * i : NULL;
+    warp->shared = memory->shared;
+    warp->local = local ? memory->local + local * i : NULL;
     warp->dynamic_shared_bytes = launch->dynamic_shared_bytes;
     warp->shared_bytes = (uint32_t)shared;
     warp->block = block;
     warp->stop = launch->stop ? launch->stop : &never;
+    warp->window_base = launch->window ? launch->window->base : 0;
+    warp->window_mask = launch->window ? launch->window->mask : 0;
   }
   return OK;
 }
@@ -124,8 +163,9 @@ void sg_free_block(void *memory) {
   sg_block *block = memory;
   for (uint32_t i = 0; i < MAX_WARPS; i++)
     if (block->stacks[i]) munmap(block->stacks[i], STACK_BYTES + GUARD_BYTES);
-  if (block->shared) munmap(block->shared - SHARED_REACH, 2 * SHARED_REACH);
-  if (block->local) munmap(block->local, block->local_capacity + LOCAL_ROOM);
+  sg_settle_block(block);
+  if (block->own.shared) munmap(block->own.shared - SHARED_REACH, 2 * SHARED_REACH);
+  give_local(NULL, block->own.local, block->own.local_capacity + LOCAL_ROOM);
   free(block->pages);
   sg_close_signal_stack(block);
   if (sg_current_block == block) sg_current_block = NULL;
@@ -177,6 +217,7 @@ static int take_ranges(sg_job *work, char *error, size_t error_bytes) {
     result = run_range(block, from, to);
   }
   if (work->launch->touched && block->pages) sg_report_touched(block);
+  sg_settle_block(block);
   return result;
 }
 
@@ -284,7 +325,9 @@ static int run_short(sg_block *block, uint64_t blocks, uint64_t *done) {
 
 /* One thread can run all blocks of a cooperative launch: the others help only if no other launch has them. */
 static int run_cooperative(sg_block *block, uint64_t blocks) {
-  sg_grid *grid = calloc(1, sizeof *grid); /* on the heap: kernels see its address, and must not see one of a stack */
+  sg_window *window = block->launch->window;
+  /* on the heap, or in the window: kernels see its address, and must not see one of a stack */
+  sg_grid *grid = window ? sg_window_take(window, sizeof *grid) : calloc(1, sizeof *grid);
   if (!grid) return OUT_OF_MEMORY;
   grid->bytes = sizeof *grid;
   sg_job work = {.launch = block->launch, .blocks = blocks, .chunk = blocks, .grid = grid, .error = block->error,
@@ -297,7 +340,8 @@ static int run_cooperative(sg_block *block, uint64_t blocks) {
   } else {
     take_part(&work);
   }
-  free(grid);
+  if (window) sg_window_give(window, grid, sizeof *grid);
+  else free(grid);
   return atomic_load(&work.result);
 }
 
@@ -323,11 +367,13 @@ int sg_run(const sg_launch *launch, char *error, size_t error_bytes) {
   if (!blocks || !threads || threads > MAX_WARPS * SG_WARP) return INVALID_VALUE;
   pthread_once(&once, start);
   sg_block *block = block_of_thread();
-  if (!block || sg_prepare_block(block, launch) != OK) return OUT_OF_MEMORY;
+  if (!block) return OUT_OF_MEMORY;
+  int result = sg_prepare_block(block, launch);
   block->error = error;
   block->error_bytes = error_bytes;
   sg_watch_faults(block);
-  int result = run_blocks(block, blocks);
-  if (__builtin_expect(launch->touched != NULL, 0)) sg_report_touched(block);
+  if (result == OK) result = run_blocks(block, blocks);
+  if (__builtin_expect(launch->touched != NULL, 0) && block->pages) sg_report_touched(block);
+  sg_settle_block(block);
   return result;
 }

@@ -37,7 +37,14 @@ class Launch(ctypes.Structure):
         ("sources", ctypes.c_void_p),
         ("source_count", ctypes.c_uint32),
         ("cooperative", ctypes.c_uint32),
+        ("window", ctypes.c_void_p),
     ]
+
+
+class Window(ctypes.Structure):
+    """sg_window of window.h."""
+
+    _fields_ = [("base", ctypes.c_uint64), ("mask", ctypes.c_uint64), ("room", ctypes.c_void_p)]
 
 
 class Span(ctypes.Structure):
@@ -67,19 +74,31 @@ def triple(extent: int | tuple[int, ...]) -> tuple[int, int, int]:
 
 
 class Gpu:
-    """The compiler and the runner, as a test wants them."""
+    """The compiler and the runner, as a test wants them.
+
+    fenced: kernels are confined to a window, in which they find the arrays; these get what the kernels leave there.
+    """
 
     def __init__(
-        self, library: ctypes.CDLL, directory: Path, *, memcheck: bool = False, processor: Target | None = None
+        self,
+        library: ctypes.CDLL,
+        directory: Path,
+        *,
+        memcheck: bool = False,
+        processor: Target | None = None,
+        fenced: bool = False,
     ) -> None:
         self.library, self.memcheck = library, memcheck
+        self.window: Any = library.sg_window_new(1 << 30) if fenced else None
+        self.moved: dict[int, tuple[np.ndarray, int]] = {}  # arrays and their places in the window, by their addresses
         library.sg_run.argtypes = [ctypes.POINTER(Launch), ctypes.c_char_p, ctypes.c_size_t]
         self.compiler = Compiler(library, directory, memcheck=memcheck, processor=processor)
         self.loaded: dict[str, int] = {}
 
     def load(self, text: str) -> int:
         if text not in self.loaded:
-            self.loaded[text] = self.compiler.load(text.encode())
+            window = ctypes.addressof(self.window.contents) if self.window else 0
+            self.loaded[text] = self.compiler.load(text.encode(), window)
         return self.loaded[text]
 
     def forget(self) -> None:
@@ -117,7 +136,7 @@ class Gpu:
         end = max((offset + size for offset, size in kernel.parameters), default=0)
         buffer = ctypes.create_string_buffer(end + 16)
         for argument, (offset, size) in zip(arguments, kernel.parameters, strict=False):
-            content = _bytes_of(argument)
+            content = self.address(argument).to_bytes(8, "little") if _is_array(argument) else _bytes_of(argument)
             assert len(content) == size, (len(content), size)
             ctypes.memmove(ctypes.addressof(buffer) + offset, content, size)
         shape = triple(block)
@@ -137,11 +156,27 @@ class Gpu:
             None,
             name.encode(),
             cooperative=cooperative,
+            window=ctypes.addressof(self.window.contents) if self.window else None,
         )
         error = ctypes.create_string_buffer(400)
         result = self.library.sg_run(ctypes.byref(launch), error, len(error))
+        for array, place in self.moved.values():
+            ctypes.memmove(array.ctypes.data, place, array.nbytes)
+            self.library.sg_window_give(self.window, place, array.nbytes)
+        self.moved.clear()
         if result:
             raise RuntimeError(f"{result}: {error.value.decode()}")
+
+    def address(self, array: np.ndarray) -> int:
+        """Return the address at which the next kernel finds an array."""
+        address = int(array.ctypes.data)
+        if not self.window:
+            return address
+        if address not in self.moved:
+            place: int = self.library.sg_window_take(self.window, array.nbytes)
+            ctypes.memmove(place, address, array.nbytes)
+            self.moved[address] = array, place
+        return self.moved[address][1]
 
     def know(self, *ranges: tuple[int, int] | np.ndarray) -> None:
         """These are the live ranges of memory, as (address, bytes) or arrays, and no others."""
@@ -162,9 +197,11 @@ class Gpu:
         return np.frombuffer(ctypes.string_at(base + variable.offset, variable.size), dtype, count)
 
 
+def _is_array(argument: Any) -> bool:
+    return isinstance(argument, np.ndarray)
+
+
 def _bytes_of(argument: Any) -> bytes:
-    if isinstance(argument, np.ndarray):
-        return int(argument.ctypes.data).to_bytes(8, "little")
     if isinstance(argument, bytes):
         return argument
     return bytes(argument.tobytes())
@@ -194,6 +231,9 @@ def build_runner(directory: Path) -> Path:
 def load_runner(path: str | Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     library.sg_test_know.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
+    library.sg_window_new.argtypes = [ctypes.c_uint64]
+    library.sg_window_new.restype = ctypes.POINTER(Window)
+    library.sg_window_take.restype = ctypes.c_void_p
     return library
 
 
@@ -205,6 +245,12 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.fixture(scope="session")
 def gpu(runner: ctypes.CDLL, tmp_path_factory: pytest.TempPathFactory) -> Gpu:
     return Gpu(runner, tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def fenced_gpu(runner: ctypes.CDLL, tmp_path_factory: pytest.TempPathFactory) -> Gpu:
+    """With a window."""
+    return Gpu(runner, tmp_path_factory.mktemp("cache"), fenced=True)
 
 
 @pytest.fixture(scope="session")

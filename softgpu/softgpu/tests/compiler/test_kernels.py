@@ -25,10 +25,10 @@ def threads(block: int | tuple[int, ...]) -> int:
     return int(np.prod(block))
 
 
-@pytest.fixture(params=["plain", "memcheck"])
-def gpu(request: pytest.FixtureRequest, gpu: Any, checked_gpu: Any) -> Any:
-    """Each kernel runs twice: good kernels pass memcheck, and do the same under it."""
-    return gpu if request.param == "plain" else checked_gpu
+@pytest.fixture(params=["plain", "memcheck", "fenced"])
+def gpu(request: pytest.FixtureRequest, gpu: Any, checked_gpu: Any, fenced_gpu: Any) -> Any:
+    """Each kernel runs three times: good kernels pass memcheck, and do the same under it and in a window."""
+    return {"plain": gpu, "memcheck": checked_gpu, "fenced": fenced_gpu}[request.param]
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ def test_three_dimensional_blocks_and_grids(gpu: Any, block: tuple[int, ...]) ->
 def test_struct_by_value_and_local_array(gpu: Any, random: np.random.Generator, k: int) -> None:
     data, out = random.random(32, np.float32), np.zeros(32, np.float32)
     scale = (1.0, 2.0, 3.0, 4.0)
-    settings = struct.pack("<4fi4xdQ", *scale, 9, 0.5, data.ctypes.data)
+    settings = struct.pack("<4fi4xdQ", *scale, 9, 0.5, gpu.address(data))
     gpu.run(MEMORY, "settings", 1, 32, settings, out, i32(k), reached=(data,))
     expected = []
     for i in range(32):

@@ -1,0 +1,124 @@
+"""Windows through the driver: kernels of one tenant beside memory of another."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cuda.bindings import driver
+
+import softgpu as software
+from softgpu import SoftgpuError, Window
+from softgpu.tests.driver.calls import Error, Kernels, fails, launch, ok, synchronize, view
+
+PTX = Path(__file__).with_name("kernels") / "steps.ptx"
+PEEK = """.version 8.0
+.target sm_80
+.address_size 64
+.global .align 4 .u32 seen = 7;
+.visible .entry peek(.param .u64 from, .param .u64 to)
+{
+  .reg .b64 %f, %t, %s; .reg .b32 %v;
+  ld.param.u64 %f, [from]; ld.param.u64 %t, [to];
+  ld.global.u32 %v, [%f]; st.global.u32 [%t], %v;
+  ld.global.u32 %v, [seen]; st.global.u32 [%t+4], %v;
+  st.global.u32 [%f], 9;
+  ret;
+}"""
+WHOLE = 2 << 20
+
+
+class Tenant:
+    """A window with two megabytes of memory, and code that is confined to it."""
+
+    def __init__(self) -> None:
+        self.window = Window(1 << 30)
+        with self.window.confined():
+            self.code, self.steps = Kernels(PEEK.encode() + b"\0"), Kernels(PTX.read_bytes() + b"\0")
+        props = driver.CUmemAllocationProp()
+        props.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        props.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        props.location.id = 0
+        access = driver.CUmemAccessDesc()
+        access.location, access.flags = props.location, driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        self.memory = ok(driver.cuMemCreate(WHOLE, props, 0))
+        ok(driver.cuMemMap(self.window.start, WHOLE, 0, self.memory, 0))
+        ok(driver.cuMemSetAccess(self.window.start, WHOLE, [access], 1))
+        self.seen = view(self.window.start, np.uint32, 1024)
+
+    def peek(self, address: int, to: int) -> None:
+        ok((launch(self.code["peek"], (address, to), (ctypes.c_uint64, ctypes.c_uint64)),))
+
+    def close(self) -> None:
+        self.code.close()
+        self.steps.close()
+        driver.cuMemUnmap(self.window.start, WHOLE)
+        ok(driver.cuMemRelease(self.memory))
+        self.window.close()
+
+
+@pytest.fixture
+def context(softgpu: tuple[int, ...]) -> Iterator[None]:  # noqa: ARG001 - devices are there
+    ok(driver.cuInit(0))
+    made = ok(driver.cuCtxCreate(None, 0, 0))
+    yield
+    ok(driver.cuCtxDestroy(made))
+
+
+@pytest.fixture
+def tenants(context: None) -> Iterator[tuple[Tenant, Tenant]]:  # noqa: ARG001 - it is current
+    made = Tenant(), Tenant()
+    yield made
+    for one in made:
+        one.close()
+
+
+def test_a_confined_kernel_computes_in_its_window(tenants: tuple[Tenant, Tenant]) -> None:
+    for number, tenant in enumerate(tenants, 1):
+        numbers = view(tenant.window.start, np.float32, 32)
+        numbers[:] = np.arange(32)
+        types = (ctypes.c_uint64, ctypes.c_float, ctypes.c_int32)
+        ok((launch(tenant.steps["scale"], (tenant.window.start, number, 32), types),))
+        synchronize()
+        assert (numbers == number * np.arange(32)).all()
+
+
+def test_no_tenant_reads_or_writes_another_tenants_memory(tenants: tuple[Tenant, Tenant]) -> None:
+    """The address of another tenant's memory means the same place in the own window."""
+    own, other = tenants
+    own.seen[:4], other.seen[:4] = (1, 2, 3, 4), (0xC0FFEE, 6, 7, 8)
+    own.peek(other.window.start, own.window.start + 4)
+    synchronize()
+    assert other.seen[:4].tolist() == [0xC0FFEE, 6, 7, 8]
+    assert own.seen[:4].tolist() == [9, 1, 7, 4]  # read and wrote its own first number; its module's variable is 7
+
+
+def test_memory_of_the_process_is_out_of_reach(tenants: tuple[Tenant, Tenant]) -> None:
+    """A place in the window where nothing is mapped is an illegal address, and the process goes on."""
+    own, _ = tenants
+    secret = np.full(1024, 0x5EC2E7, np.uint32)
+    own.seen[:4] = 0
+    own.peek(int(secret.ctypes.data), own.window.start)
+    fails(Error.CUDA_ERROR_ILLEGAL_ADDRESS, driver.cuCtxSynchronize)
+    assert "illegal access" in software.last_error()
+    assert (secret == 0x5EC2E7).all()
+    assert not own.seen[:4].any()
+
+
+def test_mistakes(context: None) -> None:  # noqa: ARG001 - it is current
+    for nbytes in (0, 3 << 30, 64 << 20, 1 << 60):
+        with pytest.raises(SoftgpuError, match="window of"):
+            Window(nbytes)
+    window = Window(1 << 30)
+    with window.confined():
+        code = Kernels(PEEK.encode() + b"\0")
+    with pytest.raises(SoftgpuError, match="1 libraries"):
+        window.close()
+    fails(Error.CUDA_ERROR_INVALID_VALUE, driver.cuMemAddressFree, window.start, (1 << 30) - Window.MARGIN)
+    code.close()
+    window.close()
+    with pytest.raises(SoftgpuError, match="no window"), window.confined():
+        pass
