@@ -32,12 +32,12 @@ __all__ = [
     "MEMCHECK_VARIABLE",
     "MODEL_VARIABLE",
     "STRICT_VARIABLE",
+    "AddressWindow",
     "Device",
     "Fault",
     "Model",
     "SoftgpuError",
     "Takes",
-    "Window",
     "cancel",
     "checks_memory",
     "describe",
@@ -222,7 +222,7 @@ def describe(address: int, nbytes: int, regions: Sequence[tuple[str, int, int]])
     _check(library, describe_regions(library, address, nbytes, regions))
 
 
-class Window:
+class AddressWindow:
     """Addresses that confined kernels cannot leave, for all devices of this process: a way to share them safely.
 
     Each address that such a kernel uses, in any state space, becomes one within the window: `address & mask | base`. So

@@ -11,7 +11,7 @@ import pytest
 from cuda.bindings import driver
 
 import softgpu as software
-from softgpu import SoftgpuError, Window
+from softgpu import SoftgpuError, AddressWindow
 from softgpu.tests.driver.calls import Error, Kernels, fails, launch, ok, synchronize, view
 
 PTX = Path(__file__).with_name("kernels") / "steps.ptx"
@@ -35,7 +35,7 @@ class Tenant:
     """A window with two megabytes of memory, and code that is confined to it."""
 
     def __init__(self) -> None:
-        self.window = Window(1 << 30)
+        self.window = AddressWindow(1 << 30)
         with self.window.confined():
             self.code, self.steps = Kernels(PEEK.encode() + b"\0"), Kernels(PTX.read_bytes() + b"\0")
         props = driver.CUmemAllocationProp()
@@ -111,13 +111,13 @@ def test_memory_of_the_process_is_out_of_reach(tenants: tuple[Tenant, Tenant]) -
 def test_mistakes(context: None) -> None:  # noqa: ARG001 - it is current
     for nbytes in (0, 3 << 30, 64 << 20, 1 << 60):
         with pytest.raises(SoftgpuError, match="window of"):
-            Window(nbytes)
-    window = Window(1 << 30)
+            AddressWindow(nbytes)
+    window = AddressWindow(1 << 30)
     with window.confined():
         code = Kernels(PEEK.encode() + b"\0")
     with pytest.raises(SoftgpuError, match="1 libraries"):
         window.close()
-    fails(Error.CUDA_ERROR_INVALID_VALUE, driver.cuMemAddressFree, window.start, (1 << 30) - Window.MARGIN)
+    fails(Error.CUDA_ERROR_INVALID_VALUE, driver.cuMemAddressFree, window.start, (1 << 30) - AddressWindow.MARGIN)
     code.close()
     window.close()
     with pytest.raises(SoftgpuError, match="no window"), window.confined():
