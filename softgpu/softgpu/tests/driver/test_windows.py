@@ -11,7 +11,7 @@ import pytest
 from cuda.bindings import driver
 
 import softgpu as software
-from softgpu import SoftgpuError, AddressWindow
+from softgpu import AddressWindow, SoftgpuError
 from softgpu.tests.driver.calls import Error, Kernels, fails, launch, ok, synchronize, view
 
 PTX = Path(__file__).with_name("kernels") / "steps.ptx"
