@@ -146,6 +146,8 @@ def test_documents_point_to_existing_files(path: Path) -> None:
     assert not [link for link in links if not (path.parent / link).exists()]
     files = re.findall(r"`((?:kaas|compilers|libraries|tests|benchmarks|examples|docs)/[\w./]+)`", text)
     assert not [name for name in files if not (ROOT / name).exists()]
+    tests = re.findall(r"`((?:softgpu/softgpu/)?tests/[\w./]+\.py)::(\w+)`", text)
+    assert not [name for file, name in tests if f"def {name}(" not in (ROOT / file).read_text()]
 
 
 @pytest.mark.slow
