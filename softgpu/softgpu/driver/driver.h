@@ -198,6 +198,7 @@ typedef struct allocation {
   hints *hints;              /* of managed memory; NULL: none yet */
   struct graph_block *graph; /* NULL unless nodes allocate and free it */
   bool mapped;  /* by hand (mapped.c): never freed */
+  bool read_only; /* mapped so that kernels and copies cannot write it */
   bool leaving; /* its freeing is queued: only work under way may use it */
   unsigned long long id;
 } allocation;
@@ -220,6 +221,7 @@ struct CUmemPoolHandle_st {
 extern pthread_mutex_t memory_lock;
 bool memory_find(uintptr_t address, allocation *found);
 CUresult memory_check(uintptr_t address, size_t bytes, bool must_be_known);
+CUresult memory_check_writable(uintptr_t address, size_t bytes, bool must_be_known);
 CUresult memory_add(const allocation *entry);                /* adds a range to the table */
 bool memory_remove(uintptr_t base, allocation *removed);     /* by its first byte */
 hints *memory_hints_locked(uintptr_t address);               /* of the allocation there; NULL without memory */

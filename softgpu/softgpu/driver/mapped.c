@@ -69,10 +69,12 @@ static CUresult publish_locked(void) {
   for (const range *r = mapped; r != NULL; r = r->next) {
     if (access_of(r) == CU_MEM_ACCESS_FLAGS_PROT_NONE) continue;
     allocation *last = count > 0 ? &found[count - 1] : NULL;
-    if (last != NULL && last->base + last->bytes == r->base && last->dev == r->memory->dev) last->bytes += r->bytes;
+    bool read_only = access_of(r) == CU_MEM_ACCESS_FLAGS_PROT_READ;
+    bool same = last != NULL && last->dev == r->memory->dev && last->read_only == read_only;
+    if (same && last->base + last->bytes == r->base) last->bytes += r->bytes;
     else
-      found[count++] = (allocation){
-          .base = r->base, .bytes = r->bytes, .kind = MEMORY_DEVICE, .dev = r->memory->dev, .mapped = true};
+      found[count++] = (allocation){.base = r->base, .bytes = r->bytes, .kind = MEMORY_DEVICE, .dev = r->memory->dev,
+                                    .mapped = true, .read_only = read_only};
   }
   CUresult status = memory_set_mapped(found, count);
   free(found);
@@ -230,13 +232,22 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
   return status;
 }
 
+static bool may_be_written_locked(uintptr_t base, size_t bytes) {
+  for (const range *r = mapped; r != NULL; r = r->next)
+    if (r->base < base + bytes && base < r->base + r->bytes && access_of(r) == CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+      return true;
+  return false;
+}
+
 static CUresult access_locked(uintptr_t base, size_t bytes, const CUmemAccessDesc *wanted, size_t count) {
   range **at = whole_locked(&mapped, base, bytes);
   REQUIRE(at != NULL, CUDA_ERROR_INVALID_VALUE, "the %zu bytes at 0x%zx are no whole mappings", bytes, (size_t)base);
   for (range *r = *at; r != NULL && r->base - base < bytes; r = r->next) {
     for (size_t i = 0; i < count; i++) r->access[wanted[i].location.id] = (uint8_t)wanted[i].flags;
-    /* Memory that can be read can be written too: a fault in one of the driver's own copies would end the process. */
-    int may = access_of(r) == CU_MEM_ACCESS_FLAGS_PROT_NONE ? PROT_NONE : PROT_READ | PROT_WRITE;
+    int flags = access_of(r);
+    int may = flags == CU_MEM_ACCESS_FLAGS_PROT_NONE   ? PROT_NONE
+              : flags == CU_MEM_ACCESS_FLAGS_PROT_READ ? PROT_READ
+                                                       : PROT_READ | PROT_WRITE;
     REQUIRE(mprotect((void *)r->base, r->bytes, may) == 0, CUDA_ERROR_OUT_OF_MEMORY,
             "the host cannot protect %zu bytes", r->bytes);
   }
@@ -257,6 +268,10 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc
                 flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
             CUDA_ERROR_INVALID_VALUE, "there is no access %d", (int)flags);
   }
+  pthread_mutex_lock(&mapped_lock);
+  bool written = may_be_written_locked(address, bytes);
+  pthread_mutex_unlock(&mapped_lock);
+  if (written) (void)context_wait(NULL); /* a copy under way that can write no more would end the process */
   pthread_mutex_lock(&mapped_lock);
   CUresult status = access_locked(address, bytes, wanted, count);
   pthread_mutex_unlock(&mapped_lock);

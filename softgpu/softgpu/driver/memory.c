@@ -75,6 +75,14 @@ CUresult memory_check(uintptr_t address, size_t bytes, bool must_be_known) {
   return CUDA_SUCCESS;
 }
 
+CUresult memory_check_writable(uintptr_t address, size_t bytes, bool must_be_known) {
+  allocation found;
+  TRY(memory_check(address, bytes, must_be_known));
+  REQUIRE(bytes == 0 || !memory_find(address, &found) || !found.read_only, CUDA_ERROR_INVALID_VALUE,
+          "%zu bytes at 0x%zx are mapped to be read only", bytes, (size_t)address);
+  return CUDA_SUCCESS;
+}
+
 static CUresult add_locked(const allocation *entry) {
   if (table.count == table.capacity) {
     size_t capacity = table.capacity ? 2 * table.capacity : 256;
@@ -132,7 +140,10 @@ CUresult memory_set_mapped(const allocation *entries, size_t count) {
     const allocation *as = NULL;
     if (table.items[i].mapped && !stays(&table.items[i], entries, count, &as)) continue;
     table.items[kept] = table.items[i];
-    if (as != NULL) table.items[kept].bytes = table.items[kept].reserved = as->bytes;
+    if (as != NULL) {
+      table.items[kept].bytes = table.items[kept].reserved = as->bytes;
+      table.items[kept].read_only = as->read_only;
+    }
     kept++;
   }
   table.count = kept;

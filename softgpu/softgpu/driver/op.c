@@ -170,7 +170,8 @@ CUresult copy_check(const copy *c, bool src_known, bool dst_known) {
   REQUIRE(c->height == 1 || (c->dst_pitch >= c->width && c->src_pitch >= c->width), CUDA_ERROR_INVALID_VALUE,
           "a pitch is smaller than the row of %zu bytes", c->width);
   TRY(memory_check((uintptr_t)c->src, extent(c->width, c->height, c->depth, c->src_pitch, c->src_slice), src_known));
-  return memory_check((uintptr_t)c->dst, extent(c->width, c->height, c->depth, c->dst_pitch, c->dst_slice), dst_known);
+  return memory_check_writable((uintptr_t)c->dst,
+                               extent(c->width, c->height, c->depth, c->dst_pitch, c->dst_slice), dst_known);
 }
 
 CUresult fill_check(const fill *f) {
@@ -181,7 +182,7 @@ CUresult fill_check(const fill *f) {
   REQUIRE(f->width <= SIZE_MAX / 8, CUDA_ERROR_INVALID_VALUE, "%zu elements", f->width);
   REQUIRE(f->height == 1 || (f->pitch >= f->width * e && f->pitch % e == 0), CUDA_ERROR_INVALID_VALUE,
           "a pitch of %zu bytes for rows of %zu", f->pitch, f->width * e);
-  return memory_check((uintptr_t)f->dst, extent(f->width * e, f->height, 1, f->pitch, 0), true);
+  return memory_check_writable((uintptr_t)f->dst, extent(f->width * e, f->height, 1, f->pitch, 0), true);
 }
 
 /* The first byte of one side of a 3D copy. The memory layout of arrays is not known. */

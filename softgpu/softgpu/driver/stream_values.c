@@ -10,7 +10,7 @@ static CUresult submit_value(CUstream stream, CUdeviceptr address, unsigned byte
   TRY(capture_forbids(s));
   REQUIRE(address % bytes == 0, CUDA_ERROR_INVALID_VALUE, "0x%llx is not aligned to %u bytes", address, bytes);
   REQUIRE(waits ? how <= CU_STREAM_WAIT_VALUE_NOR : how <= 1, CUDA_ERROR_INVALID_VALUE, "flags %#x", how);
-  TRY(memory_check(address, bytes, true));
+  TRY((waits ? memory_check : memory_check_writable)(address, bytes, true));
   word w = {.at = (void *)(uintptr_t)address, .value = value, .bytes = bytes, .how = how};
   return submit(s, &(op){.kind = waits ? OP_WAIT_WORD : OP_WRITE_WORD, .word = w}, false);
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +32,21 @@ PEEK = """.version 8.0
 WHOLE = 2 << 20
 
 
+ON_DEVICE = driver.CUmemAllocationProp()
+ON_DEVICE.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+ON_DEVICE.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+READ = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ
+READWRITE = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+
+
+def put_in(address: int, memory: Any, flags: Any) -> None:
+    """Map two megabytes."""
+    access = driver.CUmemAccessDesc()
+    access.location, access.flags = ON_DEVICE.location, flags
+    ok(driver.cuMemMap(address, WHOLE, 0, memory, 0))
+    ok(driver.cuMemSetAccess(address, WHOLE, [access], 1))
+
+
 class Tenant:
     """A window with two megabytes of memory, and code that is confined to it."""
 
@@ -38,15 +54,8 @@ class Tenant:
         self.window = AddressWindow(1 << 30)
         with self.window.confined():
             self.code, self.steps = Kernels(PEEK.encode() + b"\0"), Kernels(PTX.read_bytes() + b"\0")
-        props = driver.CUmemAllocationProp()
-        props.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        props.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        props.location.id = 0
-        access = driver.CUmemAccessDesc()
-        access.location, access.flags = props.location, driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        self.memory = ok(driver.cuMemCreate(WHOLE, props, 0))
-        ok(driver.cuMemMap(self.window.start, WHOLE, 0, self.memory, 0))
-        ok(driver.cuMemSetAccess(self.window.start, WHOLE, [access], 1))
+        self.memory = ok(driver.cuMemCreate(WHOLE, ON_DEVICE, 0))
+        put_in(self.window.start, self.memory, READWRITE)
         self.seen = view(self.window.start, np.uint32, 1024)
 
     def peek(self, address: int, to: int) -> None:
@@ -58,6 +67,10 @@ class Tenant:
         driver.cuMemUnmap(self.window.start, WHOLE)
         ok(driver.cuMemRelease(self.memory))
         self.window.close()
+
+
+def launch_scale(tenant: Tenant, address: int, factor: float = 2.0) -> None:
+    ok((launch(tenant.steps["scale"], (address, factor, 32), (ctypes.c_uint64, ctypes.c_float, ctypes.c_int32)),))
 
 
 @pytest.fixture
@@ -80,8 +93,7 @@ def test_a_confined_kernel_computes_in_its_window(tenants: tuple[Tenant, Tenant]
     for number, tenant in enumerate(tenants, 1):
         numbers = view(tenant.window.start, np.float32, 32)
         numbers[:] = np.arange(32)
-        types = (ctypes.c_uint64, ctypes.c_float, ctypes.c_int32)
-        ok((launch(tenant.steps["scale"], (tenant.window.start, number, 32), types),))
+        launch_scale(tenant, tenant.window.start, number)
         synchronize()
         assert (numbers == number * np.arange(32)).all()
 
@@ -106,6 +118,25 @@ def test_memory_of_the_process_is_out_of_reach(tenants: tuple[Tenant, Tenant]) -
     assert "illegal access" in software.last_error()
     assert (secret == 0x5EC2E7).all()
     assert not own.seen[:4].any()
+
+
+def test_tenants_share_memory_that_none_can_change(tenants: tuple[Tenant, Tenant]) -> None:
+    shared = ok(driver.cuMemCreate(WHOLE, ON_DEVICE, 0))
+    holder = ok(driver.cuMemAddressReserve(WHOLE, 0, 0, 0))
+    put_in(int(holder), shared, READWRITE)
+    constants = view(holder, np.uint32, 4)
+    constants[:] = (11, 12, 13, 14)
+    for tenant in tenants:
+        put_in(tenant.window.start + WHOLE, shared, READ)
+        launch_scale(tenant, tenant.window.start + WHOLE)
+    fails(Error.CUDA_ERROR_ILLEGAL_ADDRESS, driver.cuCtxSynchronize)
+    assert constants.tolist() == [11, 12, 13, 14]
+    for tenant in tenants:
+        assert view(tenant.window.start + WHOLE, np.uint32, 4).tolist() == [11, 12, 13, 14]
+        driver.cuMemUnmap(tenant.window.start + WHOLE, WHOLE)
+    driver.cuMemUnmap(holder, WHOLE)
+    ok(driver.cuMemAddressFree(holder, WHOLE))
+    ok(driver.cuMemRelease(shared))
 
 
 def test_mistakes(context: None) -> None:  # noqa: ARG001 - it is current

@@ -160,6 +160,25 @@ def test_only_read(memory: Any, addresses: Any) -> None:
     read = np.ones(4, np.uint32)
     ok(driver.cuMemcpyDtoH(read, addresses, read.nbytes))
     assert not read.any()
+    fails(INVALID, driver.cuMemcpyHtoD, addresses, read, read.nbytes)
+    fails(INVALID, driver.cuMemsetD32, addresses, 7, 4)
+    fails(INVALID, driver.cuStreamWriteValue32, 0, addresses, 7, 0)
+    ok(driver.cuMemSetAccess(addresses, WHOLE, access(WRITE), 1))
+    ok(driver.cuMemsetD32(addresses, 7, 4))
+    ok(driver.cuMemcpyDtoH(read, addresses, read.nbytes))
+    assert (read == 7).all()
+
+
+def test_memory_that_is_mapped_twice_can_be_written_at_one_place_and_read_at_both(memory: Any, addresses: Any) -> None:
+    there, here = int(addresses), int(addresses) + WHOLE
+    for place, flags in ((there, WRITE), (here, READ)):
+        ok(driver.cuMemMap(place, WHOLE, 0, memory, 0))
+        ok(driver.cuMemSetAccess(place, WHOLE, access(flags), 1))
+    ok(driver.cuMemsetD32(there, 9, 4))
+    read = np.ones(4, np.uint32)
+    ok(driver.cuMemcpyDtoH(read, here, read.nbytes))
+    assert (read == 9).all()
+    fails(INVALID, driver.cuMemcpyHtoD, here, read, read.nbytes)
 
 
 def test_unmapping_waits(memory: Any, addresses: Any) -> None:
