@@ -1,0 +1,93 @@
+"""Memory of a window: kernels find it, copies fill what kernels can only read, and no page outlives its allocations."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kaas.errors import OutOfDeviceMemory
+from kaas.executor.device.device import OpenDevice, open_device
+from kaas.executor.device.window import PAGE_BYTES, Window
+
+
+@pytest.fixture
+def device(softgpu: tuple[int, ...]) -> Iterator[OpenDevice]:  # noqa: ARG001 - it is loaded
+    opened = open_device("software", 2)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def window(device: OpenDevice) -> Iterator[Window]:
+    with device.context:
+        made = Window(device.ordinal, "software", device.info().memory_bytes)
+        yield made
+        made.close()
+
+
+def seen(address: int, nbytes: int) -> np.ndarray[Any, Any]:
+    return np.ctypeslib.as_array((ctypes.c_ubyte * nbytes).from_address(address))
+
+
+def test_memory_of_both_heaps_begins_as_zeros_and_is_given_back(device: OpenDevice, window: Window) -> None:
+    free_bytes = device.free_bytes()
+    written, read = window.written.allocate(3 * PAGE_BYTES), window.read.allocate(1000)
+    assert device.free_bytes() == free_bytes - 4 * PAGE_BYTES
+    assert not seen(written, 3 * PAGE_BYTES).any()
+    seen(written, 3 * PAGE_BYTES)[:] = 7
+    seen(window.read.written_at(read), 1000)[:] = 9
+    assert (seen(read, 1000) == 9).all()
+    window.written.free(written)
+    window.read.free(read)
+    assert device.free_bytes() == free_bytes
+    again = window.written.allocate(PAGE_BYTES)
+    assert not seen(again, PAGE_BYTES).any()
+    window.written.free(again)
+
+
+def test_small_memory_shares_pages(window: Window) -> None:
+    places = [window.read.allocate(100) for _ in range(50)]
+    assert window.read.used_bytes == PAGE_BYTES
+    assert all(place % 256 == 0 for place in places)
+    for place in places:
+        window.read.free(place)
+    assert window.read.used_bytes == 0
+
+
+def test_a_device_without_memory_refuses_and_loses_nothing(device: OpenDevice, window: Window) -> None:
+    free_bytes = device.free_bytes()
+    with pytest.raises(OutOfDeviceMemory):
+        window.written.allocate(free_bytes + PAGE_BYTES)
+    assert device.free_bytes() == free_bytes
+    assert window.written.used_bytes == 0
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(draws=st.lists(st.tuples(st.booleans(), st.integers(0, 100)), max_size=30))
+def test_allocations_never_overlap(window: Window, draws: list[tuple[bool, int]]) -> None:
+    heap, live = window.read, dict[int, int]()
+    sizes = [1, 255, 256, 257, 5000, PAGE_BYTES - 1, PAGE_BYTES + 1]
+    try:
+        for frees, number in draws:
+            if live and frees:
+                address = sorted(live)[number % len(live)]
+                del live[address]
+                heap.free(address)
+            else:
+                nbytes = sizes[number % len(sizes)]
+                live[heap.allocate(nbytes)] = nbytes
+            spans = sorted((address, address + nbytes) for address, nbytes in live.items())
+            assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+            pages = {page for start, end in spans for page in range(start // PAGE_BYTES, (end - 1) // PAGE_BYTES + 1)}
+            assert len(pages) * PAGE_BYTES <= heap.used_bytes <= (len(pages) + len(live)) * PAGE_BYTES
+    finally:
+        for address in live:
+            heap.free(address)
+    assert heap.used_bytes == 0
