@@ -23,6 +23,7 @@ from kaas.executor.plan.graph_cache import GraphCache
 from kaas.executor.plan.plan import Plan
 from kaas.executor.run import RunRequest, RunResult, RunStats
 from kaas.executor.slots import Slot, Slots, chosen_values, run_in_slot, tiers_of
+from kaas.executor.tenants import Isolation, Tenants
 from kaas.ktask.graph import KTask
 
 __all__ = ["Executor", "InputSource", "RunRequest", "RunResult", "RunStats"]
@@ -48,6 +49,7 @@ class Executor:
         host_cache_bytes: int | None = None,
         whole_object_bytes: int = WHOLE_OBJECT_BYTES,
         run_limit_s: float | None = None,
+        isolation: Isolation = "none",
         on_write_back: Deliver | None = None,
         on_printed: Callable[[str, str], None] | None = None,
     ) -> None:
@@ -62,6 +64,7 @@ class Executor:
             whole_object_bytes: objects up to this size are cached whole, larger ones by the ranges that views read.
             run_limit_s: seconds that a request may run, counted from its admission. A request beyond it is ended, and
                 the device's context with it. Only kernels of the software GPU can be ended: a GPU has no limit.
+            isolation: "fence": kernels of a client reach no memory but its own, on a software device.
             on_write_back: gets outputs that requests have kept on the device, each at most once, in the thread that
                 asks for the output or needs its room. It may wait. Without it no request may keep an output.
             on_printed: gets (client, text) once a request has ended: the text that its kernels printed on a software
@@ -79,10 +82,12 @@ class Executor:
             usable = device.usable_bytes()
             capacity = min(cache_bytes or usable, usable)
             host_capacity = min(capacity, HOST_CACHE_BYTES) if host_cache_bytes is None else host_cache_bytes
-            self._memory = TieredMemory(device, slots, capacity, host_capacity, whole_object_bytes)
+            self._memory = memory = TieredMemory(device, capacity, host_capacity, whole_object_bytes)
+            self._tenants = Tenants(device, memory, self._monitor, isolation)
             self._host_to_device = HostToDevice(device.stream(), self._monitor)
             self._write_back = WriteBackStream(device, self._memory, self._monitor, on_write_back)
-            self._slots = Slots([Slot(n, device, arena) for n, arena in enumerate(self._memory.arenas)], self._monitor)
+            made = [memory.arena() for _ in range(slots)]
+            self._slots = Slots([Slot(number, device, arena) for number, arena in made], self._monitor)
         self._admission = Admission(self._memory, self._monitor, self._write_back, device.info().name)
         self._failures = Failures(device, self._monitor, self._take_printed)
         self._watchdog = Watchdog(self._failures.overrun)
@@ -105,7 +110,7 @@ class Executor:
     def kernel_seconds(self) -> float:
         """Return the device seconds of all kernels so far, with those that run."""
         with self._context:
-            return sum(slot.kernel_seconds() for slot in self._slots)
+            return sum((slot.kernel_seconds() for slot in (*self._slots, *self._tenants)), 0.0)
 
     def prepare(self, task: KTask) -> Plan:
         """Check a kTask against its code and this device, and prepare every slot for its first request.
@@ -126,19 +131,22 @@ class Executor:
             self._failures.complete(error, task)
             raise
 
-    def load(self, sources: Sequence[InputSource], *, pin: bool = False, victims: Sequence[bytes] = ()) -> RunStats:
+    def load(
+        self, sources: Sequence[InputSource], *, pin: bool = False, victims: Sequence[bytes] = (), client: str = ""
+    ) -> RunStats:
         """Load objects to the device before their use: all of them, or none.
 
         Args:
             sources: the objects.
             pin: the objects stay on the device until `unpin` or `close`.
             victims: objects that leave first, as in `RunRequest`.
+            client: the client that will read them.
 
         Raises:
             InputFailed, NotContiguous, RequestTooLarge, OutOfDeviceMemory, DeviceLost
         """
         with self._context:
-            stats = self._load(sources, pin, victims)
+            stats = self._load(sources, pin, victims, client)
             self._tidy()
             return stats
 
@@ -236,7 +244,7 @@ class Executor:
                 with self._context:
                     taken = self._slots.take(slot, request.task.key)
                     try:
-                        result = self._run(taken, request, watched)
+                        result = self._run(self._tenants.slot(taken, request.client), request, watched)
                     finally:
                         self._slots.give(taken)
                     self._tidy()
@@ -260,12 +268,15 @@ class Executor:
             return
         self._closed = True
         with self._context:
-            for slot in self._slots:
-                self._slots.take(slot.number).close()
+            for slot in (*self._slots, *self._tenants):
+                if slot.window is None:
+                    self._slots.take(slot.number)
+                slot.close()
             with self._monitor.lock:
                 while self._memory.leases:
                     self._monitor.wait()
                 self._memory.close()
+                self._tenants.close()
                 self._monitor.close()
             self._host_to_device.close()
             self._write_back.close()
@@ -320,9 +331,9 @@ class Executor:
             self._on_printed(client, printed)
         return printed
 
-    def _load(self, sources: Sequence[InputSource], pin: bool, victims: Sequence[bytes]) -> RunStats:
+    def _load(self, sources: Sequence[InputSource], pin: bool, victims: Sequence[bytes], client: str) -> RunStats:
         memory = self._memory
-        look_up = partial(gather_whole, sources, memory.find, memory.ranges)
+        look_up = partial(gather_whole, sources, memory.find, memory.ranges, self._tenants.window(client))
         admitted = self._admit(AdmissionRequest(look_up, victims=victims))
         lease = admitted.lease
         try:
@@ -341,8 +352,9 @@ class Executor:
         self, slot: Slot, graphs: GraphCache, request: RunRequest, kept: Mapping[int, bytes]
     ) -> AdmissionRequest:
         plan, memory = graphs.plan, self._memory
-        by_value = stage(plan, request.inputs, self.device.ordinal, slot.stream.number)
-        look_up = partial(gather, plan, request.inputs, by_value, kept, memory.find, memory.ranges)
+        confined = slot.window is not None
+        by_value = stage(plan, request.inputs, self.device.ordinal, slot.stream.number, confined=confined)
+        look_up = partial(gather, plan, request.inputs, by_value, kept, memory.find, memory.ranges, slot.window)
         return AdmissionRequest(look_up, plan.task, slot.number, graphs.layout, request.victims)
 
     def _admit(self, wanted: AdmissionRequest) -> Admitted:

@@ -19,7 +19,8 @@ from kaas.ktask.graph import KTask
 from kaas.ktask.request import View, check_fit, input_bytes, raw_bytes
 
 if TYPE_CHECKING:
-    from kaas.executor.device.device_memory import HostMemory
+    from kaas.executor.device.device_memory import DeviceHeap, HostMemory
+    from kaas.executor.device.window import Window
     from kaas.executor.plan.plan import Plan
 
 
@@ -47,12 +48,14 @@ class CachedObject:
 
     Fields:
         dtype, shape: None: plain bytes, which fit every buffer.
+        home: the memory from which it is allocated.
     """
 
     address: int
     nbytes: int
     dtype: str | None
-    shape: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None
+    home: DeviceHeap
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,7 @@ class Inputs(msgspec.Struct):
         resident: bit i: the buffer with index i lies in the arena.
         kept: the outputs that stay on the device: index -> key. made: key -> buffer. They are among the objects.
             kept_mask: bit i: the output with index i is kept.
+        window: where kernels find their memory, if they are confined. Objects in other memory are copied.
     """
 
     missing: dict[bytes, Callable[[], FetchedObject]] = {}
@@ -133,6 +137,7 @@ class Inputs(msgspec.Struct):
     kept: Mapping[int, bytes] = {}
     made: Mapping[bytes, Buffer] = {}
     kept_mask: int = 0
+    window: Window | None = None
 
     def keep(self, plan: Plan, kept: Mapping[int, bytes]) -> None:
         """Note the outputs that will stay on the device; no tier can have them yet."""
@@ -142,7 +147,9 @@ class Inputs(msgspec.Struct):
         self.objects.update({key: buffer.nbytes for key, buffer in self.made.items()})
 
 
-def stage(plan: Plan, sources: Mapping[str, InputSource], device: int, stream: int) -> ByValue:
+def stage(
+    plan: Plan, sources: Mapping[str, InputSource], device: int, stream: int, *, confined: bool = False
+) -> ByValue:
     """Return the inputs that are passed by value.
 
     Args:
@@ -150,6 +157,7 @@ def stage(plan: Plan, sources: Mapping[str, InputSource], device: int, stream: i
         sources: the inputs by buffer name.
         device: number of the device. An array on this device stays there.
         stream: the stream that reads the array. It waits for the stream that makes the array.
+        confined: kernels find no memory outside of the arena and the cache.
 
     Raises:
         InputFailed, WrongSize, WrongShape, WrongDtype, NotContiguous, DeviceUnavailable
@@ -172,7 +180,7 @@ def stage(plan: Plan, sources: Mapping[str, InputSource], device: int, stream: i
                 tensor = tensor_of(buffer.name, value, stream)
                 check_fit(buffer, tensor.nbytes, tensor.dtype, source.offset_bytes, tensor.shape)
                 address = tensor.address + (source.offset_bytes or 0)
-                if index in plan.private or index in plan.often_read or address % _ALIGNMENT_BYTES:
+                if confined or index in plan.private or index in plan.often_read or address % _ALIGNMENT_BYTES:
                     by_value.moved[index] = address, tensor
                 else:
                     by_value.placed[index] = address, tensor
@@ -191,16 +199,17 @@ def gather(
     kept: Mapping[int, bytes],
     find: Find,
     ranges: Ranges,
+    window: Window | None,
     fetched: Mapping[bytes, FetchedObject],
 ) -> Inputs:
     """Look up the inputs of a request: in the tiers of the cache, otherwise among the objects fetched for it.
 
-    `kept` maps indices of the outputs that stay on the device to their keys.
+    `kept` maps indices of the outputs that stay on the device to their keys. window: as in `Inputs`.
 
     Raises:
         WrongSize, WrongShape, WrongDtype
     """
-    inputs = Inputs(by_value=by_value, resident=by_value.resident)
+    inputs = Inputs(by_value=by_value, resident=by_value.resident, window=window)
     views: dict[bytes, list[int]] = {}
     for index in by_value.others:
         buffer = plan.buffers[index]
@@ -217,7 +226,7 @@ def gather(
                 continue
         check_fit(buffer, found.nbytes, found.dtype, source.offset_bytes, found.shape)
         inputs.objects[key] = found.nbytes
-        _use(plan, inputs, index, key, source, source.offset_bytes or 0)
+        _use(plan, inputs, index, key, found, source, source.offset_bytes or 0)
     for key, indices in views.items():
         by_index = {index: sources[plan.buffers[index].name] for index in indices}
         _gather_views(plan, inputs, key, by_index, fetched, find, ranges)
@@ -227,10 +236,14 @@ def gather(
 
 
 def gather_whole(
-    sources: Iterable[InputSource], find: Find, ranges: Ranges, fetched: Mapping[bytes, FetchedObject]
+    sources: Iterable[InputSource],
+    find: Find,
+    ranges: Ranges,
+    window: Window | None,
+    fetched: Mapping[bytes, FetchedObject],
 ) -> Inputs:
     """Look up whole objects that no request reads yet, as `gather` does."""
-    inputs = Inputs()
+    inputs = Inputs(window=window)
     for source in sources:
         key = source.key
         assert key is not None, "only objects are cached"
@@ -264,8 +277,18 @@ def _whole_object(
     return found
 
 
-def _use(plan: Plan, inputs: Inputs, index: int, key: bytes, source: InputSource, offset_bytes: int) -> None:
+def _use(
+    plan: Plan,
+    inputs: Inputs,
+    index: int,
+    key: bytes,
+    found: CachedObject | HostObject | FetchedObject,
+    source: InputSource,
+    offset_bytes: int,
+) -> None:
     copied = index in plan.private or offset_bytes % _ALIGNMENT_BYTES
+    if inputs.window is not None and type(found) is CachedObject and found.home not in inputs.window.heaps:
+        copied = True  # another client's memory, which only copies reach
     if source.constant:
         inputs.constants.add(key)
     elif index in plan.often_read:
@@ -304,7 +327,7 @@ def _gather_views(
         if whole is not None:
             check_fit(plan.buffers[index], whole.nbytes, whole.dtype, start)
             inputs.objects[key] = whole.nbytes
-            _use(plan, inputs, index, key, source, start)
+            _use(plan, inputs, index, key, whole, source, start)
             continue
         added = (part for part in new if part.start <= start and end <= part.end)
         covering = next(added, None) or ranges.covering(key, start, end)
@@ -313,7 +336,7 @@ def _gather_views(
         found = inputs.fetched.get(entry) or find(entry)
         assert found is not None, "some tier holds each of the ranges"
         inputs.objects[entry] = found.nbytes
-        _use(plan, inputs, index, entry, source, start - covering.start)
+        _use(plan, inputs, index, entry, found, source, start - covering.start)
 
 
 def _take_views(

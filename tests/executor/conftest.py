@@ -11,6 +11,7 @@ import pytest
 import kaas
 from kaas.executor.device.device import open_device
 from kaas.executor.executor import Executor
+from kaas.executor.plan.graph_cache import GraphCache
 
 KERNELS = Path(__file__).parent / "kernels"
 
@@ -22,9 +23,10 @@ def library() -> kaas.Library:
     return kaas.Library.from_file(KERNELS / "simple.ptx")
 
 
-@pytest.fixture(scope="session")
-def executor(softgpu: tuple[int, ...]) -> Iterator[Executor]:  # noqa: ARG001
-    made = Executor(open_device("software", 0), cache_bytes=64 << 20)
+@pytest.fixture(scope="session", params=["none", "fence"])
+def executor(softgpu: tuple[int, ...], request: pytest.FixtureRequest) -> Iterator[Executor]:  # noqa: ARG001
+    """An executor, with and without fences."""
+    made = Executor(open_device("software", 0), cache_bytes=64 << 20, isolation=request.param)
     yield made
     made.close()
 
@@ -42,3 +44,9 @@ def make_executor(softgpu: tuple[int, ...]) -> Iterator[MakeExecutor]:  # noqa: 
     yield make
     for executor in made:
         executor.close()
+
+
+def graphs_of(executor: Executor, task: kaas.KTask) -> GraphCache:
+    """Return the graphs of the slot in which a kTask has run."""
+    slots = (*executor._tenants, *executor._slots)
+    return next(slot.graph_caches[task.key] for slot in slots if task.key in slot.graph_caches)

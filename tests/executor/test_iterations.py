@@ -20,7 +20,7 @@ from kaas.executor.executor import Executor, InputSource, RunRequest
 from kaas.executor.plan.graph_cache import CHAIN_GROWTH, MAX_CHAIN_KERNELS, MAX_INSTANCES, split
 from kaas.executor.plan.plan import OFTEN_BYTES, OFTEN_READS
 from kaas.ktask.request import encode_scalars
-from tests.executor.conftest import KERNELS
+from tests.executor.conftest import KERNELS, graphs_of
 from tests.executor.interpreter import interpret
 from tests.timeouts import TIMEOUT_S
 
@@ -86,7 +86,7 @@ def test_every_iteration_has_the_values_of_its_request(executor: Executor, libra
         a = InputSource(np.full(N, which + 1, np.int32), key=b"iterated-%d" % which)
         for rounds in ROUNDS:
             check(executor, task, a, zeros, turn - 2, rounds)
-    chains = next(iter(executor._slots)).graph_caches[task.key]._chains
+    chains = graphs_of(executor, task)._chains
     assert sorted(chains) == [1, 4, 16, 64]
     assert {len(chain._instances) for chain in chains.values()} == {MAX_INSTANCES}
 

@@ -15,15 +15,21 @@ from kaas.executor.cache.ranges import Ranges
 from kaas.executor.cache.reservation import Reservation, Shortage, Unsaved
 from kaas.executor.cache.tiers import TierUse
 from kaas.executor.device.device import OpenDevice
-from kaas.executor.device.device_memory import HostMemory
+from kaas.executor.device.device_memory import DeviceHeap, HostMemory
 from kaas.executor.device.page_locked import PageLockedBuffers
 from kaas.executor.inputs import CachedObject, HostObject, Inputs
 
 
 @dataclass(slots=True)
 class SlotArena:
-    """A slot's arena. address: 0 while it has no bytes; fresh: it was not cleared since its allocation."""
+    """A slot's arena.
 
+    Fields:
+        home: the memory from which it is allocated. address: 0 while it has no bytes.
+        fresh: it was not cleared since its allocation.
+    """
+
+    home: DeviceHeap
     address: int = 0
     nbytes: int = 0
     fresh: bool = False
@@ -62,25 +68,29 @@ class TieredMemory:
     """A device's memory and its host tier. Use it inside `device.context`, and by one thread at a time.
 
     Fields:
-        arenas: by slot. buffers: of the host tier. leases: the number of leases in use.
+        arenas: by the number of the slot. buffers: of the host tier. leases: the number of leases in use.
     """
 
     def __init__(
         self,
         device: OpenDevice,
-        slots: int,
         capacity_bytes: int,
         host_capacity_bytes: int,
         whole_object_bytes: int,
     ) -> None:
         self.cache: ObjectCache[CachedObject, HostObject] = ObjectCache(capacity_bytes, host_capacity_bytes)
         self.ranges = Ranges(whole_object_bytes)
-        self.arenas = [SlotArena() for _ in range(slots)]
+        self.arenas: list[SlotArena] = []
         self.leases = 0
         self._device = device
         self._pool = device.pool()
         self.buffers = PageLockedBuffers(device)
         self._inflight = InflightCopies()
+
+    def arena(self, home: DeviceHeap | None = None) -> tuple[int, SlotArena]:
+        """Return the arena of a new slot, and the slot's number. home: None: memory of the device's pool."""
+        self.arenas.append(SlotArena(home or self._pool))
+        return len(self.arenas) - 1, self.arenas[-1]
 
     def find(self, key: bytes) -> CachedObject | HostObject | None:
         """Return an object in the fastest memory that has it; None if no tier has it."""
@@ -173,7 +183,7 @@ class TieredMemory:
     def close(self) -> None:
         """Free everything. No lease may be in use."""
         for cached in self.cache.device.values.values():
-            self._pool.free(cached.address)
+            cached.home.free(cached.address)
         for hosted in self.cache.host.values.values():
             hosted.memory.close()
         for arena in self.arenas:
@@ -192,7 +202,7 @@ class TieredMemory:
     def _free(self, cached: dict[bytes, CachedObject], hosted: dict[bytes, HostObject]) -> None:
         """Free objects that the cache has dropped, and forget parts that no tier has any more."""
         for there in cached.values():
-            self._pool.free(there.address)
+            there.home.free(there.address)
         for on_host in hosted.values():
             self.buffers.give(on_host.memory)
         if cached:
@@ -252,7 +262,7 @@ class TieredMemory:
     def _make_room(self, lease: MemoryLease) -> None:
         there, on_host, reservation = self.cache.device.values, self.cache.host.values, lease.reservation
         for key in reservation.victims:
-            self._pool.free(there[key].address)
+            there[key].home.free(there[key].address)
             lease.evicted.append(key)
         for key in reservation.host_victims:
             self.buffers.give(on_host[key].memory)
@@ -270,13 +280,15 @@ class TieredMemory:
 
     def _allocate(self, lease: MemoryLease, inputs: Inputs) -> None:
         reservation, on_host = lease.reservation, self.cache.host.values
+        window = inputs.window
+        written, read = (self._pool, self._pool) if window is None else window.heaps
         for key, nbytes in reservation.loads.items():
             if key in inputs.made:
                 made = inputs.made[key]
-                lease.made[key] = CachedObject(self._pool.allocate(nbytes), made.nbytes, made.dtype, made.shape)
+                lease.made[key] = CachedObject(written.allocate(nbytes), made.nbytes, made.dtype, made.shape, written)
                 continue
             source = inputs.fetched.get(key) or on_host[key]
-            lease.loaded[key] = CachedObject(self._pool.allocate(nbytes), source.nbytes, source.dtype, source.shape)
+            lease.loaded[key] = CachedObject(read.allocate(nbytes), source.nbytes, source.dtype, source.shape, read)
         self._pool.settle()
         for key in reservation.host_hits:
             lease.sources[key] = on_host[key].memory.address
@@ -313,7 +325,7 @@ class TieredMemory:
         """Free the new memory after a refusal of the driver. Freed memory stays free."""
         reservation = lease.reservation
         for new in (*lease.loaded.values(), *lease.made.values()):
-            self._pool.free(new.address)
+            new.home.free(new.address)
         for hosted in lease.host_loaded.values():
             self.buffers.give(hosted.memory)
         self._pool.settle()
@@ -364,10 +376,10 @@ class TieredMemory:
 
     def _resize(self, arena: SlotArena, nbytes: int) -> None:
         if arena.nbytes:
-            self._pool.free(arena.address)
+            arena.home.free(arena.address)
         arena.address = arena.nbytes = 0
         if nbytes:
-            arena.address = self._pool.allocate(nbytes)
+            arena.address = arena.home.allocate(nbytes)
             arena.nbytes = nbytes
             arena.fresh = True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from cuda.bindings import driver
@@ -24,6 +24,19 @@ def refusal(name: str, status: int, nbytes: int, device: str) -> KaasError:
     if isinstance(error, OutOfDeviceMemory):
         error.needed_bytes, error.free_bytes = nbytes, free_bytes()
     return error
+
+
+class DeviceHeap(Protocol):
+    """Device memory that is allocated and freed."""
+
+    def allocate(self, nbytes: int) -> int:
+        """Return the address of new memory, for kernels. Raise OutOfDeviceMemory if there is not enough."""
+
+    def free(self, address: int) -> None:
+        """Free memory that no stream uses any more."""
+
+    def written_at(self, address: int) -> int:
+        """Return the address at which copies write what kernels find at an address."""
 
 
 class MemoryPool:
@@ -53,6 +66,10 @@ class MemoryPool:
     def free(self, address: int) -> None:
         """Free memory that no stream uses any more."""
         check("cuMemFreeAsync", driver.cuMemFreeAsync(address, self._stream)[0])
+
+    def written_at(self, address: int) -> int:
+        """Return the address itself: kernels may write this memory, and so may copies."""
+        return address
 
     def settle(self) -> None:
         """Wait for the calls of `allocate` and `free`, which wait for no kernel and no copy."""

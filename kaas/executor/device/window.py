@@ -1,7 +1,7 @@
 """Device memory of one client, at addresses that its kernels cannot leave.
 
-A window has two heaps. In one are arenas and outputs, which kernels may write. In the other are cached objects: kernels
-can only read these, since its pages are mapped a second time outside of the window, where copies put the bytes. Pages of
+A window has two heaps. In one are arenas and outputs, which kernels may write. In the other are cached objects, which
+kernels can only read: its pages are mapped a second time outside of the window, where copies put the bytes. Pages of
 physical memory (cuMemCreate) come with the first allocation that lies in them, and go with the last one.
 """
 
@@ -32,14 +32,16 @@ class Window:
     """The window of one client on one device. Use it inside `device.context`, and by one thread at a time.
 
     Fields:
-        written: the heap that kernels may write. read: the heap that they can only read.
+        written: the heap that kernels may write. read: the heap that they can only read. heaps: both.
     """
 
     def __init__(self, device: Any, name: str, memory_bytes: int) -> None:
         """Reserve addresses, which take no memory.
 
         Args:
-            device: the driver's handle. name: of the device, for errors. memory_bytes: of the device.
+            device: the driver's handle.
+            name: of the device, for errors.
+            memory_bytes: of the device.
         """
         self._device, self._name = device, name
         heap_bytes = 1 << (WINDOW_FACTOR * max(memory_bytes, 64 << 20) - 1).bit_length()
@@ -53,6 +55,7 @@ class Window:
         properties.location.id = int(device)
         self.written = Heap(self._addresses.start, middle, None, properties, name)
         self.read = Heap(middle, self._addresses.end, self._mirror, properties, name)
+        self.heaps = self.written, self.read
 
     def load(self, library: Library) -> LoadedLibrary:
         """Load a library whose kernels are confined to the window; see `code.load`."""
@@ -89,7 +92,8 @@ class Heap:
         nbytes = max(1, -(-nbytes // ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
         place = next((at for at, (start, end) in enumerate(self._holes) if end - start >= nbytes), None)
         if place is None:
-            raise OutOfDeviceMemory(f"the window has no {nbytes} addresses left", device=self._name, needed_bytes=nbytes)
+            message = f"the window has no {nbytes} addresses left"
+            raise OutOfDeviceMemory(message, device=self._name, needed_bytes=nbytes)
         start, end = self._holes.pop(place)
         if start + nbytes < end:
             self._holes.insert(place, (start + nbytes, end))

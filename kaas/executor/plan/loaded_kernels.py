@@ -8,16 +8,22 @@ from collections.abc import Set as AbstractSet
 from kaas.errors import InvalidCode
 from kaas.executor.device.code import LoadedKernel, LoadedLibrary
 from kaas.executor.device.device import OpenDevice
+from kaas.executor.device.window import Window
 from kaas.executor.plan.globals import Globals
 from kaas.ktask.library import Image, Library
 from kaas.ktask.symbols import unknown
 
 
 class LoadedKernels:
-    """Loaded libraries, and the kernels that were taken from them. Use it inside `device.context`."""
+    """Loaded libraries, and the kernels that were taken from them. Use it inside `device.context`.
 
-    def __init__(self, device: OpenDevice) -> None:
+    Args:
+        device: the device. window: the kernels are confined to it; None: they are not.
+    """
+
+    def __init__(self, device: OpenDevice, window: Window | None = None) -> None:
         self._device = device
+        self._code = device if window is None else window
         self._libraries: dict[str, LoadedLibrary] = {}
         self._globals: dict[str, Globals] = {}
         self._functions: dict[tuple[str, str], LoadedKernel] = {}
@@ -73,7 +79,7 @@ class LoadedKernels:
     def _load(self, library: Library) -> LoadedLibrary:
         name = library.hash
         if name not in self._libraries:
-            loaded = self._device.load(library)
+            loaded = self._code.load(library)
             try:
                 self._globals[name] = Globals(self._device, name, loaded)
             except BaseException:

@@ -1,0 +1,128 @@
+"""What a client of a fenced executor gets: its own results, and nothing of another client's memory."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kaas
+from kaas.executor.executor import Executor, InputSource, RunRequest
+from tests.executor.conftest import MakeExecutor
+
+N = 1024
+SECRET = 0x5EC2E7
+ATTACK = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry attack(.param .u64 where, .param .u64 out, .param .u32 writes)
+{
+  .reg .b64 %w, %o, %a, %i; .reg .b32 %t, %v, %s; .reg .pred %p;
+  ld.param.u64 %w, [where]; ld.param.u64 %o, [out]; ld.param.u32 %s, [writes]; setp.ne.u32 %p, %s, 0;
+  mov.u32 %t, %tid.x;
+  mul.wide.u32 %i, %t, 8; add.u64 %a, %w, %i; ld.global.u64 %a, [%a];
+  ld.global.u32 %v, [%a];
+  @%p st.global.u32 [%a], 7;
+  mul.wide.u32 %i, %t, 4; add.u64 %o, %o, %i; st.global.u32 [%o], %v;
+  ret;
+}"""
+WHERE, OUT = kaas.Buffer("where", 32, "uint64"), kaas.Buffer("out", 32, "uint32")
+
+
+@pytest.fixture
+def executor(make_executor: MakeExecutor) -> Executor:
+    return make_executor(64 << 20, isolation="fence", slots=2)
+
+
+@pytest.fixture
+def doubling(library: kaas.Library) -> kaas.KTask:
+    x, y = kaas.Buffer("x", N, "int32"), kaas.Buffer("y", N, "int32")
+    args: list[Any] = [kaas.In(x), kaas.Out(y), kaas.i32(2), kaas.i32(N)]
+    return kaas.KTask([kaas.Kernel(library, "scale", N // 128, 128, args)], [y])
+
+
+def double(executor: Executor, task: kaas.KTask, client: str, x: Any, key: bytes | None = None) -> None:
+    """Run the kTask, and check its result."""
+    result = executor.run(RunRequest(task, {"x": InputSource(x, key=key)}, {}, client))
+    np.testing.assert_array_equal(result.outputs["y"], 2 * x)
+
+
+def attack(executor: Executor, address: int, writes: bool) -> list[int]:
+    """Let another client read, and perhaps write, at an address. Return what it read."""
+    args: list[Any] = [kaas.In(WHERE), kaas.Out(OUT), kaas.i32(int(writes))]
+    task = kaas.KTask([kaas.Kernel(kaas.Library.from_ptx(ATTACK), "attack", 1, 32, args)], [OUT])
+    where = np.full(32, address, np.uint64)
+    outputs = executor.run(RunRequest(task, {"where": InputSource(where)}, {}, "mallory")).outputs
+    return [int(value) for value in outputs["out"]]
+
+
+def test_clients_take_turns_and_get_their_own_results(executor: Executor, doubling: kaas.KTask) -> None:
+    for number in range(6):
+        x = np.arange(number, number + N, dtype=np.int32)
+        double(executor, doubling, f"client {number % 3}", x)
+        double(executor, doubling, f"client {number % 3}", x, key=b"own %d" % number)
+
+
+def test_clients_that_name_the_same_object_get_the_same_bytes(executor: Executor, doubling: kaas.KTask) -> None:
+    x = np.arange(N, dtype=np.int32)
+    for client in "abcab":
+        double(executor, doubling, client, x, key=b"shared")
+
+
+def test_no_client_reads_or_changes_objects_and_arenas_of_another(executor: Executor, doubling: kaas.KTask) -> None:
+    """Another client's address means the same place in the own window: there the attacker has memory of its own."""
+    x = np.full(N, SECRET, np.int32)
+    double(executor, doubling, "mallory", np.zeros(N, np.int32), key=b"own")
+    double(executor, doubling, "alice", x, key=b"hers")
+    for _ in range(2):
+        hers = executor.cache.device.values[b"hers"].address
+        arena = next(slot.arena.address for (client, _), slot in executor._tenants._slots.items() if client == "alice")
+        for address, writes in ((hers, False), (arena, False), (arena, True)):
+            assert not {SECRET, 2 * SECRET} & {*attack(executor, address, writes)}
+        double(executor, doubling, "alice", x, key=b"hers")
+
+
+def test_requests_of_several_clients_run_at_a_time(executor: Executor, doubling: kaas.KTask) -> None:
+    failures: list[BaseException] = []
+
+    def client(number: int) -> None:
+        try:
+            for turn in range(20):
+                x = np.arange(turn, turn + N, dtype=np.int32) * (number + 1)
+                double(
+                    executor,
+                    doubling,
+                    f"client {number}",
+                    x,
+                    key=b"%d of %d" % (turn, number) if turn % 2 else None,
+                )
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_objects_leave_one_window_for_those_of_another_client(
+    make_executor: MakeExecutor, doubling: kaas.KTask
+) -> None:
+    executor = make_executor(8 << 20, isolation="fence")
+    for turn in range(3):
+        for client in "ab":
+            for number in range(3):
+                x = np.full(N, 10 * turn + number, np.int32)
+                double(executor, doubling, client, x, key=b"%s %d %d" % (client.encode(), turn, number))
+
+
+def test_an_object_that_was_loaded_ahead_is_where_its_client_reads_it(executor: Executor, doubling: kaas.KTask) -> None:
+    x = np.arange(N, dtype=np.int32)
+    executor.load([InputSource(x, key=b"ahead")], client="alice")
+    double(executor, doubling, "alice", x, key=b"ahead")
+    double(executor, doubling, "bob", x, key=b"ahead")
