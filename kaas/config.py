@@ -37,8 +37,10 @@ POLICY_NAMES = (
     "adaptive",
 )
 """The names of `kaas.scheduling.policies.POLICIES`, which is in a layer above this file."""
-EXECUTOR_OPTIONS = ("slots", "cache_bytes", "host_cache_bytes", "whole_object_bytes", "run_limit_s")
+EXECUTOR_OPTIONS = ("slots", "cache_bytes", "host_cache_bytes", "whole_object_bytes", "run_limit_s", "isolation")
 """The fields of `Config` that each executor gets."""
+ISOLATION = ("none", "fence")
+"""The levels of isolation between the kernels of different clients on one device."""
 QUEUE_LIMIT = 50_000
 """Requests that a pool queues by default."""
 SMALLEST_FACTOR, LARGEST_FACTOR = 1e-12, 1e12
@@ -183,6 +185,8 @@ class Config:
         host_cache_bytes: page-locked host memory for cached objects, so that objects evicted from a device come back
             fast; 0 for none, None leaves it to the executor (as much as on the device, up to 4 GiB).
         whole_object_bytes: objects up to this size are cached whole, larger ones by the ranges that Views read.
+        isolation: "none": kernels of all clients share each device's memory. "fence": kernels of a client reach no
+            memory but the client's own, on software devices.
         clients: settings of clients, by name; others have the defaults of `ClientSettings`.
         queue_limit: requests that may be queued at a time; further ones are refused with `QueueFull`.
         etask_workers: processes of eTasks that may be on a device at a time; only one of them runs.
@@ -206,6 +210,7 @@ class Config:
     cache_bytes: int | None = None
     host_cache_bytes: int | None = None
     whole_object_bytes: int = 64 << 20
+    isolation: str = "none"
     clients: Mapping[str, ClientSettings] = field(default_factory=dict)
     queue_limit: int = QUEUE_LIMIT
     etask_workers: int = 1
@@ -230,6 +235,9 @@ class Config:
         _require_positive("slots", self.slots, int)
         _require_positive_or_none("cache_bytes", self.cache_bytes, int)
         _require_positive("whole_object_bytes", self.whole_object_bytes, int)
+        if self.isolation not in ISOLATION:
+            raise InvalidConfig(f"isolation is {' or '.join(ISOLATION)}, not {self.isolation!r}", field="isolation")
+        self._refuse_fences(self.devices or ())
         _require_positive("queue_limit", self.queue_limit, int)
         _require_positive("etask_workers", self.etask_workers, int)
         if self.faults_allowed != 0 or isinstance(self.faults_allowed, bool):
@@ -253,7 +261,12 @@ class Config:
     def resolved(self, gpus: int) -> Config:
         """Return this configuration with its devices named, for a cluster with this number of GPUs."""
         devices = self.devices or (Device("gpu"),) * gpus or (Device("software"),) * SOFTWARE_GPUS
+        self._refuse_fences(devices)
         return replace(self, devices=tuple(device.sized() for device in devices))
+
+    def _refuse_fences(self, devices: Sequence[Device]) -> None:
+        if self.isolation == "fence" and any(device.kind == "gpu" for device in devices):
+            raise InvalidConfig("isolation='fence' is for software devices: a GPU cannot fence yet", field="isolation")
 
     def refuse_other(self, pool: str, running: Config | Mapping[str, str], *, ray: bool = True) -> None:
         """Refuse to attach with this configuration to a pool that runs with another one.

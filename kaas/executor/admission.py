@@ -13,7 +13,8 @@ from kaas.executor.cache.tiered_memory import MemoryLease, TieredMemory
 from kaas.executor.cache.tiers import granules
 from kaas.executor.cache.write_back import WriteBackStream
 from kaas.executor.device.monitor import DeviceMonitor
-from kaas.executor.inputs import FetchedObject, Inputs
+from kaas.executor.inputs import Inputs
+from kaas.executor.objects import FetchedObject
 from kaas.executor.plan.arena import Layout
 from kaas.executor.plan.plan import describe, too_large
 from kaas.executor.single_flight import SingleFlight

@@ -13,17 +13,18 @@ from kaas.executor.cache.cache import ObjectCache
 from kaas.executor.cache.ranges import WHOLE_OBJECT_BYTES
 from kaas.executor.cache.tiered_memory import MemoryLease, TieredMemory
 from kaas.executor.cache.write_back import Deliver, WriteBackStream
+from kaas.executor.client_slots import ClientSlots, Isolation
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.host_to_device import HostToDevice
 from kaas.executor.device.monitor import DeviceContext, DeviceMonitor, Watchdog, Watched
 from kaas.executor.failures import Failures
-from kaas.executor.inputs import CachedObject, HostObject, InputSource, gather, gather_whole, stage
+from kaas.executor.inputs import InputSource, gather, gather_whole, stage
 from kaas.executor.measuring import measured, of_load
+from kaas.executor.objects import CachedObject, HostObject
 from kaas.executor.plan.graph_cache import GraphCache
 from kaas.executor.plan.plan import Plan
 from kaas.executor.run import RunRequest, RunResult, RunStats
 from kaas.executor.slots import Slot, Slots, chosen_values, run_in_slot, tiers_of
-from kaas.executor.tenants import Isolation, Tenants
 from kaas.ktask.graph import KTask
 
 __all__ = ["Executor", "InputSource", "RunRequest", "RunResult", "RunStats"]
@@ -73,8 +74,7 @@ class Executor:
         if slots < 1:
             raise ValueError(f"an executor has 1 slot or more, not {slots}")
         self.device = device
-        self._run_limit_s = run_limit_s
-        self._on_printed = on_printed
+        self._run_limit_s, self._on_printed = run_limit_s, on_printed
         self._closed = False
         self._monitor = DeviceMonitor()
         self._context = DeviceContext(device.context, self._monitor)
@@ -83,11 +83,10 @@ class Executor:
             capacity = min(cache_bytes or usable, usable)
             host_capacity = min(capacity, HOST_CACHE_BYTES) if host_cache_bytes is None else host_cache_bytes
             self._memory = memory = TieredMemory(device, capacity, host_capacity, whole_object_bytes)
-            self._tenants = Tenants(device, memory, self._monitor, isolation)
+            self._client_slots = ClientSlots(device, memory, self._monitor, isolation)
             self._host_to_device = HostToDevice(device.stream(), self._monitor)
             self._write_back = WriteBackStream(device, self._memory, self._monitor, on_write_back)
-            made = [memory.arena() for _ in range(slots)]
-            self._slots = Slots([Slot(number, device, arena) for number, arena in made], self._monitor)
+            self._slots = Slots([Slot(*memory.arena(), device) for _ in range(slots)], self._monitor)
         self._admission = Admission(self._memory, self._monitor, self._write_back, device.info().name)
         self._failures = Failures(device, self._monitor, self._take_printed)
         self._watchdog = Watchdog(self._failures.overrun)
@@ -110,7 +109,7 @@ class Executor:
     def kernel_seconds(self) -> float:
         """Return the device seconds of all kernels so far, with those that run."""
         with self._context:
-            return sum((slot.kernel_seconds() for slot in (*self._slots, *self._tenants)), 0.0)
+            return sum((slot.kernel_seconds() for slot in (*self._slots, *self._client_slots)), 0.0)
 
     def prepare(self, task: KTask) -> Plan:
         """Check a kTask against its code and this device, and prepare every slot for its first request.
@@ -244,7 +243,7 @@ class Executor:
                 with self._context:
                     taken = self._slots.take(slot, request.task.key)
                     try:
-                        result = self._run(self._tenants.slot(taken, request.client), request, watched)
+                        result = self._run(self._client_slots.slot(taken, request.client), request, watched)
                     finally:
                         self._slots.give(taken)
                     self._tidy()
@@ -268,15 +267,13 @@ class Executor:
             return
         self._closed = True
         with self._context:
-            for slot in (*self._slots, *self._tenants):
-                if slot.window is None:
-                    self._slots.take(slot.number)
+            for slot in [self._slots.take(slot.number) for slot in self._slots] + [*self._client_slots]:
                 slot.close()
             with self._monitor.lock:
                 while self._memory.leases:
                     self._monitor.wait()
                 self._memory.close()
-                self._tenants.close()
+                self._client_slots.close()
                 self._monitor.close()
             self._host_to_device.close()
             self._write_back.close()
@@ -333,7 +330,7 @@ class Executor:
 
     def _load(self, sources: Sequence[InputSource], pin: bool, victims: Sequence[bytes], client: str) -> RunStats:
         memory = self._memory
-        look_up = partial(gather_whole, sources, memory.find, memory.ranges, self._tenants.window(client))
+        look_up = partial(gather_whole, sources, memory.find, memory.ranges, self._client_slots.window(client))
         admitted = self._admit(AdmissionRequest(look_up, victims=victims))
         lease = admitted.lease
         try:
@@ -352,8 +349,7 @@ class Executor:
         self, slot: Slot, graphs: GraphCache, request: RunRequest, kept: Mapping[int, bytes]
     ) -> AdmissionRequest:
         plan, memory = graphs.plan, self._memory
-        confined = slot.window is not None
-        by_value = stage(plan, request.inputs, self.device.ordinal, slot.stream.number, confined=confined)
+        by_value = stage(plan, request.inputs, self.device.ordinal, slot.stream.number, confined=slot.confined)
         look_up = partial(gather, plan, request.inputs, by_value, kept, memory.find, memory.ranges, slot.window)
         return AdmissionRequest(look_up, plan.task, slot.number, graphs.layout, request.victims)
 
@@ -375,14 +371,10 @@ class Executor:
 
     def _kept(self, plan: Plan, request: RunRequest) -> dict[int, bytes]:
         """Return the keys of the outputs that stay on the device, by index."""
-        label = plan.task.label
         if not (self._write_back.possible or request.copy_kept):
+            label = plan.task.label
             raise InvalidRequest(f"kTask {label!r}: this executor has no receiver for kept outputs", task=label)
-        outputs = {plan.buffers[index].name: index for index in plan.outputs}
-        for name in request.keep:
-            if name not in outputs:
-                raise InvalidRequest(f"kTask {label!r} has no output {name!r} to keep", task=label, buffer=name)
-        return {outputs[name]: key for name, key in request.keep.items()}
+        return request.kept(plan)
 
     def _commit(self, admitted: Admitted, pin: bool = False, saved: bool = False) -> None:
         with self._monitor.lock:

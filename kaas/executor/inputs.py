@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import msgspec
 from kaas.errors import InputFailed, MissingScalar, WrongScalar
 from kaas.executor.cache.ranges import Part, Ranges
 from kaas.executor.device.host_arrays import on_host
+from kaas.executor.objects import CachedObject, FetchedObject, HostObject, InputObject
 from kaas.ktask.arguments import Buffer
 from kaas.ktask.dlpack import device_of, is_exporter, tensor_of
 from kaas.ktask.dtypes import KIND_BYTES
@@ -19,8 +19,7 @@ from kaas.ktask.graph import KTask
 from kaas.ktask.request import View, check_fit, input_bytes, raw_bytes
 
 if TYPE_CHECKING:
-    from kaas.executor.device.device_memory import DeviceHeap, HostMemory
-    from kaas.executor.device.window import Window
+    from kaas.executor.device.window import ClientWindow
     from kaas.executor.plan.plan import Plan
 
 
@@ -40,42 +39,6 @@ class InputSource(msgspec.Struct, frozen=True):
     fetch: Callable[[], Any] | None = None
     offset_bytes: int | None = None
     constant: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CachedObject:
-    """An object on the device.
-
-    Fields:
-        dtype, shape: None: plain bytes, which fit every buffer.
-        home: the memory from which it is allocated.
-    """
-
-    address: int
-    nbytes: int
-    dtype: str | None
-    shape: tuple[int, ...] | None
-    home: DeviceHeap
-
-
-@dataclass(frozen=True, slots=True)
-class HostObject:
-    """An object in page-locked host memory; its fields are as in `CachedObject`."""
-
-    memory: HostMemory
-    nbytes: int
-    dtype: str | None
-    shape: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FetchedObject:
-    """An object that was fetched because no tier has it; its fields are as in `CachedObject`."""
-
-    data: memoryview
-    nbytes: int
-    dtype: str | None
-    shape: tuple[int, ...] | None = None
 
 
 _ALIGNMENT_BYTES = 256
@@ -137,7 +100,11 @@ class Inputs(msgspec.Struct):
     kept: Mapping[int, bytes] = {}
     made: Mapping[bytes, Buffer] = {}
     kept_mask: int = 0
-    window: Window | None = None
+    window: ClientWindow | None = None
+
+    def reach(self, found: InputObject) -> bool:
+        """Return True if kernels reach an object where it is, or will be: it is not in another client's window."""
+        return self.window is None or type(found) is not CachedObject or found.home in self.window.heaps
 
     def keep(self, plan: Plan, kept: Mapping[int, bytes]) -> None:
         """Note the outputs that will stay on the device; no tier can have them yet."""
@@ -155,9 +122,9 @@ def stage(
     Args:
         plan: the plan of the kTask.
         sources: the inputs by buffer name.
-        device: number of the device. An array on this device stays there.
+        device: number of the device. An array on this device stays there, unless kernels are `confined`.
         stream: the stream that reads the array. It waits for the stream that makes the array.
-        confined: kernels find no memory outside of the arena and the cache.
+        confined: kernels read nothing outside of their window.
 
     Raises:
         InputFailed, WrongSize, WrongShape, WrongDtype, NotContiguous, DeviceUnavailable
@@ -199,7 +166,7 @@ def gather(
     kept: Mapping[int, bytes],
     find: Find,
     ranges: Ranges,
-    window: Window | None,
+    window: ClientWindow | None,
     fetched: Mapping[bytes, FetchedObject],
 ) -> Inputs:
     """Look up the inputs of a request: in the tiers of the cache, otherwise among the objects fetched for it.
@@ -239,7 +206,7 @@ def gather_whole(
     sources: Iterable[InputSource],
     find: Find,
     ranges: Ranges,
-    window: Window | None,
+    window: ClientWindow | None,
     fetched: Mapping[bytes, FetchedObject],
 ) -> Inputs:
     """Look up whole objects that no request reads yet, as `gather` does."""
@@ -278,26 +245,20 @@ def _whole_object(
 
 
 def _use(
-    plan: Plan,
-    inputs: Inputs,
-    index: int,
-    key: bytes,
-    found: CachedObject | HostObject | FetchedObject,
-    source: InputSource,
-    offset_bytes: int,
+    plan: Plan, inputs: Inputs, index: int, key: bytes, found: InputObject, source: InputSource, start: int
 ) -> None:
-    copied = index in plan.private or offset_bytes % _ALIGNMENT_BYTES
-    if inputs.window is not None and type(found) is CachedObject and found.home not in inputs.window.heaps:
-        copied = True  # another client's memory, which only copies reach
+    copied = (
+        index in plan.private or start % _ALIGNMENT_BYTES or (inputs.window is not None and not inputs.reach(found))
+    )
     if source.constant:
         inputs.constants.add(key)
     elif index in plan.often_read:
         copied = True
     if copied:
-        inputs.copied.append((index, key, offset_bytes))
+        inputs.copied.append((index, key, start))
         inputs.resident |= 1 << index
     else:
-        inputs.shared.append((index, key, offset_bytes))
+        inputs.shared.append((index, key, start))
 
 
 def _gather_views(

@@ -9,8 +9,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from kaas.errors import InvalidRequest
 from kaas.executor.device.device_to_host import Bytes
 from kaas.executor.inputs import InputSource
+from kaas.executor.plan.plan import Plan
 from kaas.executor.run_stats import RunStats
 from kaas.ktask.dtypes import numpy_dtype
 from kaas.ktask.graph import KTask
@@ -45,6 +47,19 @@ class RunRequest(msgspec.Struct, frozen=True):
     keep: Mapping[str, bytes] = _NOTHING
     copy_kept: bool = False
     victims: Sequence[bytes] = ()
+
+    def kept(self, plan: Plan) -> dict[int, bytes]:
+        """Return the keys of the outputs that stay on the device, by index.
+
+        Raises:
+            InvalidRequest: the kTask has no such output.
+        """
+        outputs = {plan.buffers[index].name: index for index in plan.outputs}
+        for name in self.keep:
+            if name not in outputs:
+                label = plan.task.label
+                raise InvalidRequest(f"kTask {label!r} has no output {name!r} to keep", task=label, buffer=name)
+        return {outputs[name]: key for name, key in self.keep.items()}
 
 
 class RunResult(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from kaas.executor.device.monitor import DeviceMonitor
-from kaas.executor.inputs import FetchedObject
+from kaas.executor.objects import FetchedObject
 
 
 @dataclass(slots=True)

@@ -19,8 +19,9 @@ from kaas.executor.cache.tiers import TierUse, granules
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.device_to_host import Bytes, DeviceToHost
 from kaas.executor.device.monitor import DeviceMonitor
-from kaas.executor.device.window import Window
-from kaas.executor.inputs import CachedObject, Inputs, check_scalars
+from kaas.executor.device.window import ClientWindow
+from kaas.executor.inputs import Inputs, check_scalars
+from kaas.executor.objects import CachedObject
 from kaas.executor.plan.graph_cache import ArenaPlacement, GraphCache, Launches, LaunchValues
 from kaas.executor.plan.loaded_kernels import LoadedKernels
 from kaas.executor.plan.plan import Plan, make_plan
@@ -40,16 +41,16 @@ class Slot:
 
     Fields:
         number: among the slots of its executor. arena: only the executor's memory changes it.
-        window: its kernels are confined to it; None: they are not.
+        window: its kernels are `confined` to it; None: they are not.
         graph_caches: by the kTask's key, the least recently used first.
         kernels_s: device seconds of the kernels of requests that have ended. launches: how often the kernels of a
             request were queued. in_flight: such kernels are queued or run, or have just ended.
     """
 
-    def __init__(self, number: int, device: OpenDevice, arena: SlotArena, window: Window | None = None) -> None:
+    def __init__(self, number: int, arena: SlotArena, device: OpenDevice, window: ClientWindow | None = None) -> None:
         self.number = number
         self.arena = arena
-        self.window = window
+        self.window, self.confined = window, window is not None
         self.stream = device.stream()
         self.kernels = LoadedKernels(device, window)
         self.graph_caches: dict[str, GraphCache] = {}

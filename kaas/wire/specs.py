@@ -109,13 +109,14 @@ class CacheDecisionSpec(msgspec.Struct, frozen=True, array_like=True):
     """A decision of the policy about one device's cache: objects to load, or keys of objects that leave.
 
     victims: keys of objects that leave first, as far as the loads need room. to_host: objects leave the device only if
-    page-locked memory has them; else they leave both.
+    page-locked memory has them; else they leave both. client: the one whose requests read the loads.
     """
 
     loads: list[KeyedObject]
     leaving: list[bytes]
     victims: list[bytes] = []
     to_host: bool = False
+    client: str = ""
 
 
 RunRecord = RunStats

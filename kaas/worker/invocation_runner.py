@@ -186,7 +186,7 @@ class InvocationRunner:
                 for _, task in functions:
                     executor.prepare(task)
                 pin = command.action == "pin"
-                return self._with_inputs(lambda: executor.load(sources, pin=pin), objects, None)
+                return self._with_inputs(lambda: executor.load(sources, pin=pin, client=command.client), objects, None)
 
     def follow(
         self, decided: wire.CacheDecisionSpec, attached: Sequence[ExecutorAttachment], objects: Attachments
@@ -203,7 +203,8 @@ class InvocationRunner:
         if not decided.loads:
             return evicted(executor, executor.flush(keys))
         sources = unpack_keyed(decided.loads, attached, objects)
-        return self._with_inputs(lambda: executor.load(sources, victims=decided.victims), objects, None)
+        load = partial(executor.load, sources, victims=decided.victims, client=decided.client)
+        return self._with_inputs(load, objects, None)
 
 
 def _lost(failed: InputFailed) -> InputLost:

@@ -12,6 +12,7 @@ import kaas
 from kaas.executor.device.device import open_device
 from kaas.executor.executor import Executor
 from kaas.executor.plan.graph_cache import GraphCache
+from kaas.executor.slots import Slot
 
 KERNELS = Path(__file__).parent / "kernels"
 
@@ -48,5 +49,5 @@ def make_executor(softgpu: tuple[int, ...]) -> Iterator[MakeExecutor]:  # noqa: 
 
 def graphs_of(executor: Executor, task: kaas.KTask) -> GraphCache:
     """Return the graphs of the slot in which a kTask has run."""
-    slots = (*executor._tenants, *executor._slots)
+    slots: list[Slot] = [*executor._client_slots, *executor._slots]
     return next(slot.graph_caches[task.key] for slot in slots if task.key in slot.graph_caches)

@@ -78,10 +78,19 @@ def test_no_client_reads_or_changes_objects_and_arenas_of_another(executor: Exec
     double(executor, doubling, "alice", x, key=b"hers")
     for _ in range(2):
         hers = executor.cache.device.values[b"hers"].address
-        arena = next(slot.arena.address for (client, _), slot in executor._tenants._slots.items() if client == "alice")
+        arena = next(
+            slot.arena.address for (client, _), slot in executor._client_slots._slots.items() if client == "alice"
+        )
         for address, writes in ((hers, False), (arena, False), (arena, True)):
             assert not {SECRET, 2 * SECRET} & {*attack(executor, address, writes)}
         double(executor, doubling, "alice", x, key=b"hers")
+
+
+def test_the_attack_works_without_fences(make_executor: MakeExecutor, doubling: kaas.KTask) -> None:
+    """Else the test above would show nothing."""
+    executor = make_executor(64 << 20)
+    double(executor, doubling, "alice", np.full(N, SECRET, np.int32), key=b"hers")
+    assert SECRET in attack(executor, executor.cache.device.values[b"hers"].address, writes=False)
 
 
 def test_requests_of_several_clients_run_at_a_time(executor: Executor, doubling: kaas.KTask) -> None:

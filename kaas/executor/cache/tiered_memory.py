@@ -17,7 +17,8 @@ from kaas.executor.cache.tiers import TierUse
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.device_memory import DeviceHeap, HostMemory
 from kaas.executor.device.page_locked import PageLockedBuffers
-from kaas.executor.inputs import CachedObject, HostObject, Inputs
+from kaas.executor.inputs import Inputs
+from kaas.executor.objects import CachedObject, HostObject
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from kaas.executor.device.driver_errors import call
 from kaas.executor.device.graphs import Graph
 from kaas.executor.device.monitor import CurrentContext
 from kaas.executor.device.streams import EventPair, Stream
-from kaas.executor.device.window import Window
+from kaas.executor.device.window import ClientWindow
 from kaas.ktask.library import Library
 
 _GPU_USABLE = 0.9
@@ -214,7 +214,7 @@ class OpenDevice:
         """Return the bytes that the driver could still hand out."""
         return free_bytes()
 
-    def window(self) -> Window:
+    def window(self) -> ClientWindow:
         """Return new addresses for one client's memory, which kernels that are loaded for it cannot leave.
 
         Raises:
@@ -222,7 +222,7 @@ class OpenDevice:
         """
         if self._info.kind != "software":
             raise DeviceUnavailable(f"{self._info.name} cannot confine kernels yet: isolation is for software devices")
-        return Window(self._handle, self._info.name, self._info.memory_bytes)
+        return ClientWindow(self._handle, self._info.name, self._info.memory_bytes)
 
     # --- code
 

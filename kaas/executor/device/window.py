@@ -28,7 +28,7 @@ WINDOW_FACTOR = 4
 """The addresses of each heap, in sizes of the device's memory: so much may be lost between allocations."""
 
 
-class Window:
+class ClientWindow:
     """The window of one client on one device. Use it inside `device.context`, and by one thread at a time.
 
     Fields:

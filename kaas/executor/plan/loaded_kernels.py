@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from kaas.errors import InvalidCode
 from kaas.executor.device.code import LoadedKernel, LoadedLibrary
 from kaas.executor.device.device import OpenDevice
-from kaas.executor.device.window import Window
+from kaas.executor.device.window import ClientWindow
 from kaas.executor.plan.globals import Globals
 from kaas.ktask.library import Image, Library
 from kaas.ktask.symbols import unknown
@@ -21,7 +21,7 @@ class LoadedKernels:
         device: the device. window: the kernels are confined to it; None: they are not.
     """
 
-    def __init__(self, device: OpenDevice, window: Window | None = None) -> None:
+    def __init__(self, device: OpenDevice, window: ClientWindow | None = None) -> None:
         self._device = device
         self._code = device if window is None else window
         self._libraries: dict[str, LoadedLibrary] = {}

@@ -239,15 +239,15 @@ class Executors:
     async def prefetch(
         self, worker: int, named: Mapping[bytes, WorkerCall], victims: Sequence[bytes] = ()
     ) -> WorkerReply:
-        positions: dict[Any, int] = {}
-        loads = []
+        positions, loads = dict[Any, int](), list[specs.KeyedObject]()
         for call, keys in _by_call(named):
             payload: Payload = call.payload
             places = payload.function.places(specs.decode_invocation(payload.frames[0]), payload.refs)
             for key in keys:
                 ref, entry = places[key]
                 loads.append(specs.KeyedObject(key, positions.setdefault(ref, len(positions)), entry))
-        return await self._decide(worker, specs.CacheDecisionSpec(loads, [], list(victims)), list(positions))
+        decided = specs.CacheDecisionSpec(loads, [], list(victims), client=next(iter(named.values())).client)
+        return await self._decide(worker, decided, list(positions))
 
     async def evict(self, worker: int, keys: Sequence[bytes], to: EvictTo = EvictTo.NOTHING) -> WorkerReply:
         return await self._decide(worker, specs.CacheDecisionSpec([], list(keys), to_host=to is EvictTo.HOST))

@@ -85,6 +85,7 @@ class PoolSettings(_StrictSettings, frozen=True):
     cache_bytes: int | None = None
     host_cache_bytes: int | None = None
     whole_object_bytes: int = 64 << 20
+    isolation: str = "none"
     clients: dict[str, ShareSettings] = {}
     queue_limit: int = QUEUE_LIMIT
     etask_workers: int = 1

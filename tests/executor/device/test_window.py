@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kaas.errors import OutOfDeviceMemory
 from kaas.executor.device.device import OpenDevice, open_device
-from kaas.executor.device.window import PAGE_BYTES, Window
+from kaas.executor.device.window import PAGE_BYTES, ClientWindow
 
 
 @pytest.fixture
@@ -25,9 +25,9 @@ def device(softgpu: tuple[int, ...]) -> Iterator[OpenDevice]:  # noqa: ARG001 - 
 
 
 @pytest.fixture
-def window(device: OpenDevice) -> Iterator[Window]:
+def window(device: OpenDevice) -> Iterator[ClientWindow]:
     with device.context:
-        made = Window(device.ordinal, "software", device.info().memory_bytes)
+        made = ClientWindow(device.ordinal, "software", device.info().memory_bytes)
         yield made
         made.close()
 
@@ -36,7 +36,7 @@ def seen(address: int, nbytes: int) -> np.ndarray[Any, Any]:
     return np.ctypeslib.as_array((ctypes.c_ubyte * nbytes).from_address(address))
 
 
-def test_memory_of_both_heaps_begins_as_zeros_and_is_given_back(device: OpenDevice, window: Window) -> None:
+def test_memory_of_both_heaps_begins_as_zeros_and_is_given_back(device: OpenDevice, window: ClientWindow) -> None:
     free_bytes = device.free_bytes()
     written, read = window.written.allocate(3 * PAGE_BYTES), window.read.allocate(1000)
     assert device.free_bytes() == free_bytes - 4 * PAGE_BYTES
@@ -52,7 +52,7 @@ def test_memory_of_both_heaps_begins_as_zeros_and_is_given_back(device: OpenDevi
     window.written.free(again)
 
 
-def test_small_memory_shares_pages(window: Window) -> None:
+def test_small_memory_shares_pages(window: ClientWindow) -> None:
     places = [window.read.allocate(100) for _ in range(50)]
     assert window.read.used_bytes == PAGE_BYTES
     assert all(place % 256 == 0 for place in places)
@@ -61,7 +61,7 @@ def test_small_memory_shares_pages(window: Window) -> None:
     assert window.read.used_bytes == 0
 
 
-def test_a_device_without_memory_refuses_and_loses_nothing(device: OpenDevice, window: Window) -> None:
+def test_a_device_without_memory_refuses_and_loses_nothing(device: OpenDevice, window: ClientWindow) -> None:
     free_bytes = device.free_bytes()
     with pytest.raises(OutOfDeviceMemory):
         window.written.allocate(free_bytes + PAGE_BYTES)
@@ -71,7 +71,7 @@ def test_a_device_without_memory_refuses_and_loses_nothing(device: OpenDevice, w
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(draws=st.lists(st.tuples(st.booleans(), st.integers(0, 100)), max_size=30))
-def test_allocations_never_overlap(window: Window, draws: list[tuple[bool, int]]) -> None:
+def test_allocations_never_overlap(window: ClientWindow, draws: list[tuple[bool, int]]) -> None:
     heap, live = window.read, dict[int, int]()
     sizes = [1, 255, 256, 257, 5000, PAGE_BYTES - 1, PAGE_BYTES + 1]
     try:

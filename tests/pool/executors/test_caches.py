@@ -43,7 +43,7 @@ def test_a_cache_decision_names_each_object_once() -> None:
         prefetch = await begin(stage.executors.prefetch(3, {b"x": calls[0]}))
         assert stage.router.headers() == [messages.CacheDecision(1, [Named(b"x")])]
         decided = specs.decode_decided(stage.router.sent[-1][2][0])
-        assert decided == specs.CacheDecisionSpec([specs.KeyedObject(b"x", 0, None)], [])
+        assert decided == specs.CacheDecisionSpec([specs.KeyedObject(b"x", 0, None)], [], client="alice")
         stage.say(ExecutorReply(1, RECORD))
         assert (await prefetch).record == RECORD
         await begin(stage.executors.evict(3, [b"x"]))

@@ -8,13 +8,13 @@ from typing import Literal
 from kaas.executor.cache.tiered_memory import TieredMemory
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.monitor import DeviceMonitor
-from kaas.executor.device.window import Window
+from kaas.executor.device.window import ClientWindow
 from kaas.executor.slots import Slot
 
 Isolation = Literal["none", "fence"]
 
 
-class Tenants:
+class ClientSlots:
     """The windows of clients, and their slots. Use it inside `device.context`, by any thread.
 
     A client has a slot of its own for each slot of the executor in which its requests have run: with its own arena,
@@ -29,13 +29,13 @@ class Tenants:
         self._memory = memory
         self._monitor = monitor
         self._fenced = isolation == "fence"
-        self._windows: dict[str, Window] = {}
+        self._windows: dict[str, ClientWindow] = {}
         self._slots: dict[tuple[str, int], Slot] = {}
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(list(self._slots.values()))
 
-    def window(self, client: str) -> Window | None:
+    def window(self, client: str) -> ClientWindow | None:
         """Return a client's window; None without fences."""
         if not self._fenced:
             return None
@@ -52,10 +52,10 @@ class Tenants:
             with self._monitor.lock:
                 window = self._window(client)
                 number, arena = self._memory.arena(window.written)
-            slot = self._slots[key] = Slot(number, self._device, arena, window)
+            slot = self._slots[key] = Slot(number, arena, self._device, window)
         return slot
 
-    def _window(self, client: str) -> Window:
+    def _window(self, client: str) -> ClientWindow:
         window = self._windows.get(client)
         if window is None:
             window = self._windows[client] = self._device.window()
