@@ -10,7 +10,7 @@ import msgspec
 from kaas.errors import KaasError, OutOfDeviceMemory
 from kaas.executor.cache.reservation import Shortage, Unsaved
 from kaas.executor.cache.tiered_memory import MemoryLease, TieredMemory
-from kaas.executor.cache.tiers import granules
+from kaas.executor.cache.tiers import TierUse, granules
 from kaas.executor.cache.write_back import WriteBackStream
 from kaas.executor.device.monitor import DeviceMonitor
 from kaas.executor.inputs import Inputs
@@ -56,6 +56,15 @@ class Admitted(msgspec.Struct, frozen=True):
     store_s: float
     memory_s: float
     own_s: float
+
+    def tiers(self) -> tuple[dict[str, TierUse], float]:
+        """Return the use of each tier, and the seconds of copies to the device, which must have ended."""
+        lease = self.lease
+        if not lease.loaded:
+            return lease.tiers, 0.0
+        arriving_s = sum(copy.events.seconds() for copy in lease.copies.values())
+        seconds = {"device": arriving_s, "host": lease.hosting_s, "store": self.store_s}
+        return {tier: use._replace(seconds=seconds[tier]) for tier, use in lease.tiers.items()}, arriving_s
 
 
 class Admission:

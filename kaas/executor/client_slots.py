@@ -1,67 +1,124 @@
-"""The clients of an executor: their windows and slots, if their kernels are confined."""
+"""The slots of an executor that confines kernels: each client has its own, at addresses of its window."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Literal
 
 from kaas.executor.cache.tiered_memory import TieredMemory
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.monitor import DeviceMonitor
 from kaas.executor.device.window import ClientWindow
-from kaas.executor.slots import Slot
+from kaas.executor.slots import Slot, Slots
 
 Isolation = Literal["none", "fence"]
+MOST_CLIENTS = 256
+"""Clients with a window. With more, those leave that have had no request for longest, with all that is in it."""
 
 
-class ClientSlots:
-    """The windows of clients, and their slots. Use it inside `device.context`, by any thread.
+@dataclass(slots=True)
+class _FencedClient:
+    """A client. slots: by the executor's slot. uses: requests and loads under way."""
 
-    A client has a slot of its own for each slot of the executor in which its requests have run: with its own arena,
-    code and graphs, at addresses of its window. A thread that has the executor's slot may use the client's one. Without
-    fences all clients use the executor's slots.
-    """
+    window: ClientWindow
+    slots: dict[Slot, Slot] = field(default_factory=dict)
+    uses: int = 0
 
-    def __init__(
-        self, device: OpenDevice, memory: TieredMemory, monitor: DeviceMonitor, isolation: Isolation = "none"
-    ) -> None:
+
+def make_slots(
+    count: int, device: OpenDevice, memory: TieredMemory, monitor: DeviceMonitor, isolation: Isolation
+) -> Slots:
+    """Return so many slots; isolation: as in `Executor`."""
+    made = [Slot(*memory.arena(), device) for _ in range(count)]
+    return FencedSlots(made, monitor, device, memory) if isolation == "fence" else Slots(made, monitor)
+
+
+class FencedSlots(Slots):
+    """Slots in each of which a client has an arena, code and graphs of its own. Use it inside `device.context`."""
+
+    def __init__(self, slots: Sequence[Slot], monitor: DeviceMonitor, device: OpenDevice, memory: TieredMemory) -> None:
+        super().__init__(slots, monitor)
         self._device = device
         self._memory = memory
-        self._monitor = monitor
-        self._fenced = isolation == "fence"
-        self._windows: dict[str, ClientWindow] = {}
-        self._slots: dict[tuple[str, int], Slot] = {}
+        self._clients: dict[str, _FencedClient] = {}  # the one that came last at the end
+        self._taken: dict[Slot, tuple[Slot, str]] = {}  # clients' slots in use: the executor's slot, and the client
 
-    def __iter__(self) -> Iterator[Slot]:
-        return iter(list(self._slots.values()))
-
-    def window(self, client: str) -> ClientWindow | None:
-        """Return a client's window; None without fences."""
-        if not self._fenced:
-            return None
+    def every(self) -> list[Slot]:
+        """Return all slots, those of clients too."""
         with self._monitor.lock:
-            return self._window(client)
+            return [*self._all, *(slot for client in self._clients.values() for slot in client.slots.values())]
 
-    def slot(self, taken: Slot, client: str) -> Slot:
-        """Return a client's slot, for the executor's slot that the caller has."""
-        if not self._fenced:
+    @contextmanager
+    def window(self, client: str) -> Iterator[ClientWindow]:
+        """Return the window of a client, to be used for a while."""
+        used = self._enter(client)
+        try:
+            yield used.window
+        finally:
+            self._exit(client)
+
+    def take(self, number: int | None = None, task: str = "", client: str | None = None) -> Slot:
+        """Wait for a slot and return the client's one there; see `Slots.take`."""
+        taken = super().take(number, task)
+        if client is None:
             return taken
-        key = client, taken.number
-        slot = self._slots.get(key)
-        if slot is None:
-            with self._monitor.lock:
-                window = self._window(client)
-                number, arena = self._memory.arena(window.written)
-            slot = self._slots[key] = Slot(number, arena, self._device, window)
-        return slot
+        try:
+            used = self._enter(client)
+        except BaseException:
+            super().give(taken)
+            raise
+        try:
+            own = used.slots.get(taken) or self._made(used, taken)
+        except BaseException:
+            self._exit(client)
+            super().give(taken)
+            raise
+        self._taken[own] = taken, client
+        return own
 
-    def _window(self, client: str) -> ClientWindow:
-        window = self._windows.get(client)
-        if window is None:
-            window = self._windows[client] = self._device.window()
-        return window
+    def give(self, slot: Slot) -> None:
+        """Give a slot back, the executor's or a client's."""
+        taken, client = self._taken.pop(slot, (slot, None))
+        if client is not None:
+            self._exit(client)
+        super().give(taken)
 
-    def close(self) -> None:
-        """Close the windows. Their slots are closed, and their memory is free."""
-        while self._windows:
-            self._windows.popitem()[1].close()
+    def release(self) -> None:
+        """Close the windows. All slots are closed, and all memory is free."""
+        while self._clients:
+            self._clients.popitem()[1].window.close()
+
+    def _made(self, client: _FencedClient, taken: Slot) -> Slot:
+        with self._monitor.lock:
+            number, arena = self._memory.arena(client.window.written)
+        made = client.slots[taken] = Slot(number, arena, self._device, client.window)
+        return made
+
+    def _enter(self, name: str) -> _FencedClient:
+        with self._monitor.lock:
+            client = self._clients.pop(name, None)
+            if client is None:
+                if len(self._clients) >= MOST_CLIENTS:
+                    any(self._leave(other) for other in list(self._clients))  # the first that can
+                client = _FencedClient(self._device.window())
+            self._clients[name] = client
+            client.uses += 1
+            return client
+
+    def _exit(self, name: str) -> None:
+        with self._monitor.lock:
+            self._clients[name].uses -= 1
+
+    def _leave(self, name: str) -> bool:
+        """Forget a client with all its memory; return False if some of it is in use."""
+        client = self._clients[name]
+        if client.uses or not self._memory.leave(client.window.heaps):
+            return False
+        del self._clients[name]
+        for slot in client.slots.values():
+            slot.close()
+            self._memory.drop_arena(slot.number)
+        client.window.close()
+        return True

@@ -13,7 +13,7 @@ from kaas.executor.cache.cache import ObjectCache
 from kaas.executor.cache.ranges import WHOLE_OBJECT_BYTES
 from kaas.executor.cache.tiered_memory import MemoryLease, TieredMemory
 from kaas.executor.cache.write_back import Deliver, WriteBackStream
-from kaas.executor.client_slots import ClientSlots, Isolation
+from kaas.executor.client_slots import Isolation, make_slots
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.host_to_device import HostToDevice
 from kaas.executor.device.monitor import DeviceContext, DeviceMonitor, Watchdog, Watched
@@ -24,7 +24,7 @@ from kaas.executor.objects import CachedObject, HostObject
 from kaas.executor.plan.graph_cache import GraphCache
 from kaas.executor.plan.plan import Plan
 from kaas.executor.run import RunRequest, RunResult, RunStats
-from kaas.executor.slots import Slot, Slots, chosen_values, run_in_slot, tiers_of
+from kaas.executor.slots import Slot, chosen_values, run_in_slot
 from kaas.ktask.graph import KTask
 
 __all__ = ["Executor", "InputSource", "RunRequest", "RunResult", "RunStats"]
@@ -83,10 +83,9 @@ class Executor:
             capacity = min(cache_bytes or usable, usable)
             host_capacity = min(capacity, HOST_CACHE_BYTES) if host_cache_bytes is None else host_cache_bytes
             self._memory = memory = TieredMemory(device, capacity, host_capacity, whole_object_bytes)
-            self._client_slots = ClientSlots(device, memory, self._monitor, isolation)
             self._host_to_device = HostToDevice(device.stream(), self._monitor)
             self._write_back = WriteBackStream(device, self._memory, self._monitor, on_write_back)
-            self._slots = Slots([Slot(*memory.arena(), device) for _ in range(slots)], self._monitor)
+            self._slots = make_slots(slots, device, memory, self._monitor, isolation)
         self._admission = Admission(self._memory, self._monitor, self._write_back, device.info().name)
         self._failures = Failures(device, self._monitor, self._take_printed)
         self._watchdog = Watchdog(self._failures.overrun)
@@ -109,7 +108,7 @@ class Executor:
     def kernel_seconds(self) -> float:
         """Return the device seconds of all kernels so far, with those that run."""
         with self._context:
-            return sum((slot.kernel_seconds() for slot in (*self._slots, *self._client_slots)), 0.0)
+            return sum(slot.kernel_seconds() for slot in self._slots.every())
 
     def prepare(self, task: KTask) -> Plan:
         """Check a kTask against its code and this device, and prepare every slot for its first request.
@@ -144,8 +143,10 @@ class Executor:
         Raises:
             InputFailed, NotContiguous, RequestTooLarge, OutOfDeviceMemory, DeviceLost
         """
-        with self._context:
-            stats = self._load(sources, pin, victims, client)
+        find, ranges = self._memory.find, self._memory.ranges
+        with self._context, self._slots.window(client) as window:
+            look_up = partial(gather_whole, sources, find, ranges, window)
+            stats = self._load(AdmissionRequest(look_up, victims=victims), pin)
             self._tidy()
             return stats
 
@@ -241,9 +242,9 @@ class Executor:
         try:
             try:
                 with self._context:
-                    taken = self._slots.take(slot, request.task.key)
+                    taken = self._slots.take(slot, request.task.key, request.client)
                     try:
-                        result = self._run(self._client_slots.slot(taken, request.client), request, watched)
+                        result = self._run(taken, request, watched)
                     finally:
                         self._slots.give(taken)
                     self._tidy()
@@ -267,13 +268,12 @@ class Executor:
             return
         self._closed = True
         with self._context:
-            for slot in [self._slots.take(slot.number) for slot in self._slots] + [*self._client_slots]:
-                slot.close()
+            self._slots.close()
             with self._monitor.lock:
                 while self._memory.leases:
                     self._monitor.wait()
                 self._memory.close()
-                self._client_slots.close()
+                self._slots.release()
                 self._monitor.close()
             self._host_to_device.close()
             self._write_back.close()
@@ -328,15 +328,13 @@ class Executor:
             self._on_printed(client, printed)
         return printed
 
-    def _load(self, sources: Sequence[InputSource], pin: bool, victims: Sequence[bytes], client: str) -> RunStats:
-        memory = self._memory
-        look_up = partial(gather_whole, sources, memory.find, memory.ranges, self._client_slots.window(client))
-        admitted = self._admit(AdmissionRequest(look_up, victims=victims))
-        lease = admitted.lease
+    def _load(self, wanted: AdmissionRequest, pin: bool) -> RunStats:
+        admitted = self._admit(wanted)
+        lease, memory = admitted.lease, self._memory
         try:
             for copy in (*lease.copies.values(), *lease.awaited):
                 copy.events.synchronize()
-            tiers, load_s = tiers_of(admitted)
+            tiers, load_s = admitted.tiers()
         except DeviceLost:
             raise
         except BaseException:

@@ -6,6 +6,7 @@ A slot has a stream, plans and an arena. It copies a request's inputs in, launch
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -54,8 +55,7 @@ class Slot:
         self.stream = device.stream()
         self.kernels = LoadedKernels(device, window)
         self.graph_caches: dict[str, GraphCache] = {}
-        self.kernels_s = 0.0
-        self.launches = 0
+        self.kernels_s, self.launches = 0.0, 0
         self.in_flight = False
         self._seen = (0, 0.0)  # a launch, and when its kernels were first found to run
         self._device = device
@@ -261,12 +261,21 @@ class Slots:
     def __len__(self) -> int:
         return len(self._all)
 
-    def take(self, number: int | None = None, task: str = "") -> Slot:
-        """Wait for a slot and return it. The caller must `give` it back.
+    def every(self) -> list[Slot]:
+        """Return all slots, those of clients too."""
+        return list(self._all)
+
+    def window(self, client: str) -> AbstractContextManager[ClientWindow | None]:  # noqa: ARG002
+        """Return the window of a client, to be used for a while; None where kernels are not confined."""
+        return nullcontext()
+
+    def take(self, number: int | None = None, task: str = "", client: str | None = None) -> Slot:  # noqa: ARG002
+        """Wait for a slot and return it, or the client's one there. The caller must `give` it back.
 
         Args:
             number: of the slot; None: any, preferably one that has the plan of this kTask.
             task: key of the kTask.
+            client: the client whose request runs there; None: no request does.
 
         Raises:
             DeviceLost; ValueError: there is no such slot.
@@ -299,6 +308,16 @@ class Slots:
         """Give a slot back: to the first thread that waits for it, otherwise to the free slots."""
         with self._monitor.lock:
             self._pass_on(slot)
+
+    def close(self) -> None:
+        """Wait for all slots, and close them."""
+        for slot in self._all:
+            self.take(slot.number)
+        for slot in self.every():
+            slot.close()
+
+    def release(self) -> None:
+        """Give back what the slots' memory, which is free, had its addresses from: here nothing."""
 
     def _pass_on(self, slot: Slot) -> None:
         for waiter in self._waiters:
@@ -378,15 +397,4 @@ def run_in_slot(
     outputs = slot.copy_out(plan, addresses, () if request.copy_kept else kept)
     kernels_s = slot.stream.kernels.seconds()
     slot.kernels_s += kernels_s
-    return SlotWork(outputs, copied, kernels_s, kernels, *tiers_of(admitted))
-
-
-def tiers_of(admitted: Admitted) -> tuple[dict[str, TierUse], float]:
-    """Return the use of each tier, and the seconds of copies to the device, which must have ended."""
-    lease = admitted.lease
-    tiers = lease.tiers
-    if not lease.loaded:
-        return tiers, 0.0
-    arriving_s = sum(copy.events.seconds() for copy in lease.copies.values())
-    seconds = {"device": arriving_s, "host": lease.hosting_s, "store": admitted.store_s}
-    return {tier: use._replace(seconds=seconds[tier]) for tier, use in tiers.items()}, arriving_s
+    return SlotWork(outputs, copied, kernels_s, kernels, *admitted.tiers())

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import kaas
+from kaas.executor import client_slots
+from kaas.executor.client_slots import FencedSlots
 from kaas.executor.executor import Executor, InputSource, RunRequest
 from tests.executor.conftest import MakeExecutor
 
@@ -78,9 +80,9 @@ def test_no_client_reads_or_changes_objects_and_arenas_of_another(executor: Exec
     double(executor, doubling, "alice", x, key=b"hers")
     for _ in range(2):
         hers = executor.cache.device.values[b"hers"].address
-        arena = next(
-            slot.arena.address for (client, _), slot in executor._client_slots._slots.items() if client == "alice"
-        )
+        assert isinstance(executor._slots, FencedSlots)
+        (slot,) = executor._slots._clients["alice"].slots.values()
+        arena = slot.arena.address
         for address, writes in ((hers, False), (arena, False), (arena, True)):
             assert not {SECRET, 2 * SECRET} & {*attack(executor, address, writes)}
         double(executor, doubling, "alice", x, key=b"hers")
@@ -135,3 +137,21 @@ def test_an_object_that_was_loaded_ahead_is_where_its_client_reads_it(executor: 
     executor.load([InputSource(x, key=b"ahead")], client="alice")
     double(executor, doubling, "alice", x, key=b"ahead")
     double(executor, doubling, "bob", x, key=b"ahead")
+
+
+def test_clients_that_were_away_for_longest_give_their_windows_back(
+    make_executor: MakeExecutor, doubling: kaas.KTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_slots, "MOST_CLIENTS", 2)
+    executor = make_executor(64 << 20, isolation="fence")
+    for turn in range(2):
+        for number in range(5):
+            double(
+                executor,
+                doubling,
+                f"client {number}",
+                np.full(N, turn + number, np.int32),
+                key=b"%d" % (10 * turn + number),
+            )
+            assert len(executor._slots.every()) <= 3
+    assert len(executor.cache.device.values) == 2

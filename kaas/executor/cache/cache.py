@@ -252,6 +252,10 @@ class ObjectCache(Generic[D, H]):
         leaving = [key for key in dict.fromkeys(keys) if key not in kept and key in self.host.values]
         return self.device.evict(leaving)
 
+    def drop_arena(self, slot: int) -> None:
+        """Note that a slot, in which no request runs, has no arena any more."""
+        self._set_arena(slot, 0)
+
     # --- room
 
     def _make_room(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -23,12 +24,7 @@ from kaas.executor.objects import CachedObject, HostObject
 
 @dataclass(slots=True)
 class SlotArena:
-    """A slot's arena.
-
-    Fields:
-        home: the memory from which it is allocated. address: 0 while it has no bytes.
-        fresh: it was not cleared since its allocation.
-    """
+    """A slot's arena, from `home`. address: 0 while it has no bytes; fresh: it was not cleared since its allocation."""
 
     home: DeviceHeap
     address: int = 0
@@ -81,7 +77,8 @@ class TieredMemory:
     ) -> None:
         self.cache: ObjectCache[CachedObject, HostObject] = ObjectCache(capacity_bytes, host_capacity_bytes)
         self.ranges = Ranges(whole_object_bytes)
-        self.arenas: list[SlotArena] = []
+        self.arenas: dict[int, SlotArena] = {}
+        self._numbers = count()
         self.leases = 0
         self._device = device
         self._pool = device.pool()
@@ -90,8 +87,21 @@ class TieredMemory:
 
     def arena(self, home: DeviceHeap | None = None) -> tuple[int, SlotArena]:
         """Return the arena of a new slot, and the slot's number. home: None: memory of the device's pool."""
-        self.arenas.append(SlotArena(home or self._pool))
-        return len(self.arenas) - 1, self.arenas[-1]
+        number = next(self._numbers)
+        arena = self.arenas[number] = SlotArena(home or self._pool)
+        return number, arena
+
+    def drop_arena(self, number: int) -> None:
+        """Free the arena of a slot that is closed."""
+        self._resize(self.arenas.pop(number), 0)
+        self.cache.drop_arena(number)
+
+    def leave(self, heaps: Sequence[DeviceHeap]) -> bool:
+        """Free the objects that are allocated from some heaps; return False if some of them must stay."""
+        entries = [entry for entry, there in self.cache.device.values.items() if there.home in heaps]
+        cached, hosted = self.cache.flush(entries)
+        self._free(cached, hosted)
+        return len(cached) == len(entries)
 
     def find(self, key: bytes) -> CachedObject | HostObject | None:
         """Return an object in the fastest memory that has it; None if no tier has it."""
@@ -187,7 +197,7 @@ class TieredMemory:
             cached.home.free(cached.address)
         for hosted in self.cache.host.values.values():
             hosted.memory.close()
-        for arena in self.arenas:
+        for arena in self.arenas.values():
             self._resize(arena, 0)
         self.buffers.trim(0)
         for buffer in self.buffers.take_leaving():
