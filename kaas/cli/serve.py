@@ -34,7 +34,14 @@ def serve(
     """Serve remote clients until SIGTERM or Ctrl-C; then answer the open requests, and end."""
     from kaas.code.providers import BUILD
     from kaas.pool.loop import PoolLoop
-    from kaas.server.config.serve_check import check_all, check_host, check_names, check_sizes
+    from kaas.server.config.serve_check import (
+        check_all,
+        check_host,
+        check_names,
+        check_sizes,
+        isolation_of,
+        log_isolation,
+    )
     from kaas.server.config.serve_config import Settings, read
     from kaas.server.config.serve_memory import log_bound, machine_bytes, memory_bound
     from kaas.server.server_log import configure
@@ -59,10 +66,13 @@ def serve(
         asyncio.run(check_all(settings))
         print("the configuration can be served")
         print(memory_bound(settings).sentence(machine_bytes()))
+        if settings.keys is not None:
+            print(isolation_of(settings))
         return
     check_host(settings.listen.host)
     configure(settings.log)
     log_bound(settings)
+    log_isolation(settings)
     if not settings.code.build:
         os.environ[BUILD] = "0"  # for all processes that this one starts
     if settings.ray:

@@ -48,6 +48,14 @@ def client_of(server: Server, name: str) -> kaas.Client:
     return kaas.Client(server.endpoint, keys=server.folder / f"{name}.keys", patience_s=TIMEOUT_S)
 
 
+@pytest.mark.parametrize("isolation", ["none", "fence"])
+def test_an_operator_reads_whether_clients_share_memory(tmp_path: Path, isolation: str) -> None:
+    started = Server(tmp_path, {"pool": {"devices": [DEVICE], "isolation": isolation}})
+    started.close()
+    shared = "kernels of all clients share the memory of each device" in started.errors.read_text()
+    assert shared == (isolation == "none")
+
+
 def test_clients_compute_and_no_address_leads_to_another_clients_memory(server: Server) -> None:
     code = kaas.Library.from_ptx(KERNELS)
     place, where = kaas.Buffer("place", 1, "uint64"), kaas.Buffer("where", PLACES, "uint64")

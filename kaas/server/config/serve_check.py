@@ -3,6 +3,7 @@ that do not load. `kaas serve` runs them before it starts, `kaas serve --check` 
 
 from __future__ import annotations
 
+import logging
 import socket
 from pathlib import Path
 
@@ -14,6 +15,13 @@ from kaas.server.config.serve_config import Settings
 from kaas.server.metrics_server import LOOPBACK
 from kaas.server.steps.steps import Steps
 
+_log = logging.getLogger(__name__)
+
+SHARED = (
+    "kernels of all clients share the memory of each device: allow only code that every client may trust, or, on "
+    "software devices, set pool: {isolation: fence}"
+)
+FENCED = "kernels of a client reach the memory of no other client"
 UNNAMED = (Device("software"), *(Device("gpu"),) * 63)
 """Stand for the devices of a pool whose configuration names none: of each kind, and as many as a policy may name."""
 
@@ -145,3 +153,15 @@ async def check_all(settings: Settings) -> None:
         await steps.open()
     finally:
         steps.close()
+
+
+def isolation_of(settings: Settings) -> str:
+    """Return the isolation of clients' kernels as a sentence."""
+    return FENCED if settings.pool.isolation == "fence" else SHARED
+
+
+def log_isolation(settings: Settings) -> None:
+    """Log the isolation of clients' kernels at a server's start, unless there is one client only: without keys."""
+    if settings.keys is not None:
+        level = logging.INFO if settings.pool.isolation == "fence" else logging.WARNING
+        _log.log(level, "%s", isolation_of(settings), extra={"isolation": settings.pool.isolation})
