@@ -161,6 +161,18 @@ class UnsupportedCode(InvalidCode):
     instructions: tuple[str, ...]
 
 
+class CannotFence(InvalidCode):
+    """PTX that cannot be confined to a window of memory: it is broken, or an instruction is not known to be safe.
+
+    Fields:
+        line: of the PTX, from 1. instruction: its text there, shortened. reason: why it is refused.
+    """
+
+    line: int
+    instruction: str
+    reason: str
+
+
 class UnknownSymbol(InvalidCode):
     """A kernel that its library does not hold."""
 
