@@ -12,7 +12,7 @@ from kaas.papers.experiment_server import serve
 from kaas.papers.small.testbed import SmallTestbed
 from kaas.papers.workloads import WORKLOADS
 
-pytestmark = [pytest.mark.ray, pytest.mark.processes]
+pytestmark = [pytest.mark.ray, pytest.mark.processes, pytest.mark.full]
 
 TENANTS = 3
 SLOWEST_START_S = 15.0

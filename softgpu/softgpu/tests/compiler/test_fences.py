@@ -13,6 +13,7 @@ from softgpu.instructions import FAMILIES
 from softgpu.target import host
 from softgpu.tests.compiler.conftest import Gpu
 from softgpu.tests.compiler.harness import HEADER
+from tests.lanes import spread
 
 CANARY = 0xC0FFEE11
 BLOCK = 64
@@ -125,14 +126,14 @@ def attack(gpu: Gpu, shape: str, body: str) -> tuple[np.ndarray, np.ndarray]:
     return outside, out
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", spread(SHAPES, 3))
 @pytest.mark.parametrize("name", WRITES)
 def test_no_instruction_writes_outside(fenced_gpu: Gpu, name: str, shape: str) -> None:
     outside, _ = attack(fenced_gpu, shape, WRITES[name])
     assert (outside == CANARY).all()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", spread(SHAPES, 3))
 @pytest.mark.parametrize("name", READS)
 def test_no_instruction_reads_outside(fenced_gpu: Gpu, name: str, shape: str) -> None:
     _, out = attack(fenced_gpu, shape, READS[name])
@@ -278,7 +279,7 @@ def stray_accesses(text: str) -> list[str]:
     return stray
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", spread(SHAPES, 3))
 @pytest.mark.parametrize("name", ATTACKS)
 def test_each_pointer_in_the_code_comes_from_a_fence(name: str, shape: str) -> None:
     _, kernels = examine(kernel(shape, ATTACKS[name]))
