@@ -1,4 +1,4 @@
-"""What fences cost: the kernels of ResNet-50, a GEMM and nearest neighbours, with `isolation="fence"` and without.
+"""The cost of fences: the kernels of ResNet-50, a GEMM and nearest neighbours, with `isolation="fence"` and without.
 
     python -m benchmarks.isolation [--json] [--rounds 15]
 

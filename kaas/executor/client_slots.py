@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -64,17 +64,12 @@ class FencedSlots(Slots):
         taken = super().take(number, task)
         if client is None:
             return taken
-        try:
+        with ExitStack() as undo:
+            undo.callback(super().give, taken)
             used = self._enter(client)
-        except BaseException:
-            super().give(taken)
-            raise
-        try:
+            undo.callback(self._exit, client)
             own = used.slots.get(taken) or self._made(used, taken)
-        except BaseException:
-            self._exit(client)
-            super().give(taken)
-            raise
+            undo.pop_all()
         self._taken[own] = taken, client
         return own
 
@@ -100,8 +95,9 @@ class FencedSlots(Slots):
         with self._monitor.lock:
             client = self._clients.pop(name, None)
             if client is None:
-                if len(self._clients) >= MOST_CLIENTS:
-                    any(self._leave(other) for other in list(self._clients))  # the first that can
+                for other in list(self._clients) if len(self._clients) >= MOST_CLIENTS else ():
+                    if self._leave(other):
+                        break
                 client = _FencedClient(self._device.window())
             self._clients[name] = client
             client.uses += 1

@@ -1,4 +1,4 @@
-"""What a client of a fenced executor gets: its own results, and nothing of another client's memory."""
+"""A client of a fenced executor gets its own results, and nothing of another client's memory."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class LocalFrame:
 class Fences:
     """Confined addresses of one function, kept for the rest of the basic block, or until their register is written.
 
-    What is known of a register only chooses among ways that are all safe; so the facts of a register that is written
+    Knowledge of a register only chooses among ways that are all safe; so the facts of a register that is written
     at one place hold everywhere.
 
     Fields:

@@ -14,7 +14,7 @@ from kaas.errors import CannotFence
 NAME = r"[A-Za-z_$%][\w$]*"
 INTEGER = r"(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?"
 OWN = "kaas_window"
-"""What the names of the rewriter's own variables begin with; `%kaas_` begins those of its registers."""
+"""The beginning of the names of the rewriter's own variables; `%kaas_` begins those of its registers."""
 
 _TEXT_CHARACTERS = 32 << 20
 _INSTRUCTION_CHARACTERS = 1 << 15

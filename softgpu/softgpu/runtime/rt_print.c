@@ -20,7 +20,7 @@ static void put(text *out, const char *bytes, size_t count) {
   out->length += count;
 }
 
-/* What a kernel hands over; a confined one's addresses count within its window. */
+/* Arguments that a kernel hands over; a confined one's addresses count within its window. */
 typedef struct given {
   const sg_window *window;
   uint64_t at;
