@@ -39,9 +39,10 @@ def config(tmp_path: Path) -> Path:
 def test_a_configuration_is_checked_without_a_server(config: Path) -> None:
     ended = kaas_serve(config, "--check")
     assert (ended.returncode, ended.stderr) == (0, "")
-    first, second = ended.stdout.splitlines()
+    first, second, third = ended.stdout.splitlines()
     assert first == "the configuration can be served"
     assert second.startswith("clients may take ")
+    assert third.startswith("kernels of all clients share the memory of each device")
     assert not (config.parent / "state").exists()
 
 
