@@ -37,9 +37,7 @@ POLICY_NAMES = (
     "adaptive",
 )
 """The names of `kaas.scheduling.policies.POLICIES`, which is in a layer above this file."""
-EXECUTOR_OPTIONS = ("slots", "cache_bytes", "host_cache_bytes", "whole_object_bytes", "run_limit_s", "isolation")
-"""The fields of `Config` that each executor gets."""
-ISOLATION = ("none", "fence")
+ISOLATION = ("none", "fence", "process", "auto")
 """The levels of isolation between the kernels of different clients on one device."""
 QUEUE_LIMIT = 50_000
 """Requests that a pool queues by default."""
@@ -186,7 +184,10 @@ class Config:
             fast; 0 for none, None leaves it to the executor (as much as on the device, up to 4 GiB).
         whole_object_bytes: objects up to this size are cached whole, larger ones by the ranges that Views read.
         isolation: "none": kernels of all clients share each device's memory. "fence": kernels of a client reach no
-            memory but the client's own, on software devices.
+            memory but the client's own, on software devices. "process": each client has executors of its own; on GPUs
+            without Ray only. "auto": fences if all devices are software, else processes, or none on Ray.
+        client_executors: with isolation="process", clients whose executors may be on a device at a time, each with an
+            equal part of the device's memory and of the caches; at least `slots`. None: 4, or `slots` if that is more.
         clients: settings of clients, by name; others have the defaults of `ClientSettings`.
         queue_limit: requests that may be queued at a time; further ones are refused with `QueueFull`.
         etask_workers: processes of eTasks that may be on a device at a time; only one of them runs.
@@ -211,6 +212,7 @@ class Config:
     host_cache_bytes: int | None = None
     whole_object_bytes: int = 64 << 20
     isolation: str = "none"
+    client_executors: int | None = None
     clients: Mapping[str, ClientSettings] = field(default_factory=dict)
     queue_limit: int = QUEUE_LIMIT
     etask_workers: int = 1
@@ -238,6 +240,10 @@ class Config:
         if self.isolation not in ISOLATION:
             raise InvalidConfig(f"isolation is {' or '.join(ISOLATION)}, not {self.isolation!r}", field="isolation")
         self._refuse_fences(self.devices or ())
+        _require_positive_or_none("client_executors", self.client_executors, int)
+        if self.client_executors is not None and self.client_executors < self.slots:
+            message = f"client_executors is at least slots, which is {self.slots}, not {self.client_executors}"
+            raise InvalidConfig(message, field="client_executors")
         _require_positive("queue_limit", self.queue_limit, int)
         _require_positive("etask_workers", self.etask_workers, int)
         if self.faults_allowed != 0 or isinstance(self.faults_allowed, bool):
@@ -258,11 +264,21 @@ class Config:
         if self.host_cache_bytes != 0 or isinstance(self.host_cache_bytes, bool):
             _require_positive_or_none("host_cache_bytes", self.host_cache_bytes, int)
 
-    def resolved(self, gpus: int) -> Config:
-        """Return this configuration with its devices named, for a cluster with this number of GPUs."""
+    def resolved(self, gpus: int, *, ray: bool = False) -> Config:
+        """Return this configuration with its devices and its isolation named, for this number of GPUs.
+
+        Raises:
+            InvalidConfig: these devices cannot isolate clients as it says.
+        """
         devices = self.devices or (Device("gpu"),) * gpus or (Device("software"),) * SOFTWARE_GPUS
         self._refuse_fences(devices)
-        return replace(self, devices=tuple(device.sized() for device in devices))
+        gpu = any(device.kind == "gpu" for device in devices)
+        if gpu and ray and self.isolation == "process":
+            message = "isolation='process' on GPUs needs a pool without Ray, which gives a GPU to one process"
+            raise InvalidConfig(message, field="isolation")
+        auto = "fence" if not gpu else "none" if ray else "process"
+        isolation = auto if self.isolation == "auto" else self.isolation
+        return replace(self, devices=tuple(device.sized() for device in devices), isolation=isolation)
 
     def _refuse_fences(self, devices: Sequence[Device]) -> None:
         if self.isolation == "fence" and any(device.kind == "gpu" for device in devices):
@@ -315,10 +331,9 @@ class Config:
 
     def _differences(self, identity: Callable[[Any], Any], running: Mapping[str, Any]) -> tuple[str, ...]:
         wanted = self if self.devices is None else self.resolved(0)
+        left = {"devices": self.devices is None, "isolation": self.isolation == "auto"}  # to the pool
         return tuple(
-            name
-            for name in running
-            if identity(getattr(wanted, name)) != running[name] and not (name == "devices" and self.devices is None)
+            name for name in running if identity(getattr(wanted, name)) != running[name] and not left.get(name)
         )
 
 

@@ -32,7 +32,17 @@ OTHERS = {"tvm_backend": RUNS, "cutlass_blas": f"{RUNS}; `provider` in executors
 
 ORDER = (
     ("softgpu",),
-    ("errors", "store", "cache_folders", "import_target", "optional_ray", "output_files", "parent_end", "futures"),
+    (
+        "errors",
+        "store",
+        "cache_folders",
+        "import_target",
+        "optional_ray",
+        "output_files",
+        "parent_end",
+        "process_folder",
+        "futures",
+    ),
     ("config",),
     ("profiles",),
     ("ktask",),

@@ -310,7 +310,7 @@ def _open_pool(name: str, wanted: Config | None, here: bool) -> tuple[Any, bool]
     actor: Any = ray.remote(PoolActor).options(name=name, **POOL_OPTIONS, **(_pinned() if here else {}))
     refused = False
     while True:
-        pool = actor.remote(name, (wanted or Config()).resolved(gpus))
+        pool = actor.remote(name, (wanted or Config()).resolved(gpus, ray=True))
         try:
             opened: bool = ray.get(pool.attach.remote(wanted))
         except ray.exceptions.RayActorError:

@@ -40,7 +40,6 @@ def serve(
         check_names,
         check_sizes,
         isolation_of,
-        log_isolation,
     )
     from kaas.server.config.serve_config import Settings, read
     from kaas.server.config.serve_memory import log_bound, machine_bytes, memory_bound
@@ -72,7 +71,6 @@ def serve(
     check_host(settings.listen.host)
     configure(settings.log)
     log_bound(settings)
-    log_isolation(settings)
     if not settings.code.build:
         os.environ[BUILD] = "0"  # for all processes that this one starts
     if settings.ray:

@@ -54,6 +54,7 @@ class _Worker:
     device: int
     client: str
     function: str
+    walls: int | None = None  # not None: it serves no other client than that of its first request
     slots: int = 0
     """0 until it is ready."""
     stopping: bool = False
@@ -84,7 +85,8 @@ class CheckedPolicy:
     Asserted: ids are known, and new ids are new. A request is dispatched once, only with its inputs ready, into a free
     slot of a worker that is ready, not stopping, of its kind, and serves its client and function. A request that must
     run alone does. A client runs no more than max_running. Only RequestDone and WorkerGone free a slot. Devices exist,
-    and have one executor or at most their number of eTask workers, of which one runs. Rejected requests were queued.
+    and have one executor or at most their number of eTask workers, of which one runs; or as many executors as their
+    clients may have, and one more, each for the client of its first request. Rejected requests were queued.
     For a policy with `work_conserving = True` also: no slot stays free while a ready request waits that it could run,
     but for requests that limits hold back or that fit no free device, as the policy's method `holds` says, and for
     slots that are being cleared for requests that must run alone. Each Prefetch and Evict has one answer, or its
@@ -101,9 +103,9 @@ class CheckedPolicy:
         self.utilisation_every_s = _period(getattr(policy, "utilisation_every_s", None), self.name)
         self._holds: Callable[[int], bool] = getattr(policy, "holds", lambda _: False)
         self.why: Callable[[int], Why | None] = getattr(policy, "why", lambda _: None)
-        self._etask_workers = {device.index: device.etask_workers for device in devices}
+        self._devices = {device.index: device for device in devices}
         self._on_device: dict[int, set[int]] = {device.index: set() for device in devices}
-        self._time_s = float("-inf")
+        self._time_s = -math.inf
         self._waiting: dict[int, RequestArrived] = {}  # requests without their inputs
         self._ready: dict[int, RequestArrived] = {}
         self._flows: dict[FlowName, dict[int, RequestArrived]] = {}  # the ready requests, but for those in _new
@@ -229,7 +231,7 @@ class CheckedPolicy:
         self._require(event.device in self._on_device, f"got a worker on unknown device {event.device}")
         self._require(event.slots > 0, f"got worker {event.worker} without a slot")
         self._started.add(event.worker)
-        worker = _Worker(event.kind, event.device, event.client, event.function, event.slots)
+        worker = _Worker(event.kind, event.device, event.client, event.function, slots=event.slots)
         self._workers[event.worker] = worker
         self._on_device[event.device].add(event.worker)
         worker.free = set(range(event.slots)) - {running.slot for running in event.running}
@@ -240,8 +242,7 @@ class CheckedPolicy:
 
     def _lose(self, number: int) -> None:
         self._require(number in self._workers, f"got the end of unknown worker {number}")
-        for request in [request for request, (worker, _, _) in self._running.items() if worker == number]:
-            del self._running[request]
+        self._running = {request: place for request, place in self._running.items() if place[0] != number}
         self._on_device[self._workers.pop(number).device].remove(number)
         self._usable.pop(number, None)
 
@@ -304,6 +305,8 @@ class CheckedPolicy:
             self._check_keys(decision.victims, "victims that are no keys")
         worker.free.remove(slot)
         worker.alone = queued.alone
+        if worker.walls:
+            worker.client = queued.client
         self._running[request] = (number, slot, queued.client)
         if queued.alone or not worker.free:
             del self._usable[number]
@@ -324,21 +327,18 @@ class CheckedPolicy:
 
     def _start(self, decision: StartWorker) -> None:
         self._check_numbers(decision, "worker", "device")
-        number, kind, device = decision.worker, decision.kind, decision.device
+        number, kind, device, etask = decision.worker, decision.kind, decision.device, decision.kind is WorkerKind.ETASK
         self._require(number not in self._started, f"started worker {number} twice")
-        self._require(device in self._on_device, f"started a worker on unknown device {device}")
+        self._require(device in self._devices, f"started a worker on unknown device {device}")
         others = [self._workers[other].kind for other in self._on_device[device]]
-        mixed = f"started an {kind.value} worker with one of the other kind on device {device}"
-        self._require(set(others) <= {kind}, mixed)
-        if kind is WorkerKind.EXECUTOR:
-            self._require(not others, f"started a second executor worker on device {device}")
-        else:
-            most = self._etask_workers[device]
-            self._require(len(others) < most, f"started more than {most} etask workers on device {device}")
-            named = bool(decision.client and decision.function)
-            self._require(named, "started an etask worker for no client and function")
+        self._require({*others} <= {kind}, f"started an {kind.value} worker on device {device} beside others")
+        walls = None if etask else self._devices[device].client_executors
+        most = self._devices[device].etask_workers if etask else 1 + (walls or 0)
+        self._require(len(others) < most, f"started more than {most} {kind.value} workers on device {device}")
+        if etask and not (decision.client and decision.function):
+            self._fail("started an etask worker for no client and function")
         self._started.add(number)
-        self._workers[number] = _Worker(kind, device, decision.client, decision.function)
+        self._workers[number] = _Worker(kind, device, decision.client, decision.function, walls)
         self._on_device[device].add(number)
 
     def _check_conserving(self) -> None:

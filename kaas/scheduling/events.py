@@ -46,6 +46,8 @@ class PhysicalDevice:
     """eTask workers that may be on it at a time; one of them runs."""
     slots: int | None = None
     """Requests that its executor runs at a time; None: as its WorkerReady says."""
+    client_executors: int | None = None
+    """Clients that may have executors of their own on it at a time; None: one executor serves all clients."""
 
 
 class ObjectUse(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -14,6 +14,7 @@ from kaas.scheduling.checks import CheckedPolicy
 from kaas.scheduling.decisions import PolicyFactory
 from kaas.scheduling.events import PhysicalDevice
 from kaas.scheduling.policies import POLICIES, factory
+from kaas.scheduling.process_isolation import ProcessIsolation
 from kaas.scheduling.raised_at import error_text, raised_at
 
 
@@ -63,6 +64,8 @@ def make_policy(chosen: str | PolicyFactory, devices: Sequence[PhysicalDevice]) 
     name = chosen if isinstance(chosen, str) else getattr(chosen, "__name__", described(chosen))
     try:
         policy = factory(chosen)(devices)
+        if any(device.client_executors is not None for device in devices):
+            policy = ProcessIsolation(policy, devices)
     except (Exception, SystemExit) as error:
         where = "" if isinstance(error, KaasError) else f" ({raised_at(error)})"
         message = f"policy {name!r} cannot be made: {error_text(error)}{where}"
@@ -70,9 +73,21 @@ def make_policy(chosen: str | PolicyFactory, devices: Sequence[PhysicalDevice]) 
     return CheckedPolicy(policy, devices, name=name)
 
 
+CLIENT_EXECUTORS = 4
+"""Clients whose executors share a device, if the configuration does not say how many."""
+
+
+def client_executors(config: Config) -> int | None:
+    """Return how many clients may have executors of their own on a device; None: one executor serves all clients."""
+    if config.isolation != "process":
+        return None
+    return config.client_executors or max(CLIENT_EXECUTORS, config.slots)
+
+
 def physical(config: Config, devices: Sequence[Device]) -> tuple[PhysicalDevice, ...]:
     """Return devices as the policy of a pool gets them."""
+    walls = client_executors(config)
     return tuple(
-        PhysicalDevice(i, each.kind, each.memory_bytes, each.speed, config.etask_workers, config.slots)
+        PhysicalDevice(i, each.kind, each.memory_bytes, each.speed, config.etask_workers, config.slots, walls)
         for i, each in enumerate(devices)
     )

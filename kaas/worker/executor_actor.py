@@ -29,7 +29,7 @@ class ExecutorActor:
     def __init__(self, device: Device, options: dict[str, Any], post: WorkerPost) -> None:
         """
         Args:
-            options: those of `kaas.executor.executor.Executor`.
+            options: as `executor_options` returns them.
         """
         self._post = post
         self._info: WorkerInfo | None = None

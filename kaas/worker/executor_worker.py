@@ -60,7 +60,7 @@ class ExecutorWorker:
     ) -> None:
         """
         Args:
-            options: those of `Executor`. name: the worker's number. node: where it is. introduce: as
+            options: as `executor_options` returns them. name: the worker's number. node: where it is. introduce: as
                 `InvocationRunner` takes it. connection_lost: called when the pool's process has ended.
         """
         self._device = device
@@ -97,16 +97,18 @@ class ExecutorWorker:
 
         if self._device.kind == "software":
             software.load(self._device)
-        device = open_device(self._device.kind, memory_bytes=self._device.memory_bytes)
+        options = dict(self._options)
+        memory_bytes, parts = self._device.memory_bytes, options.pop("parts", 1)
+        device = open_device(self._device.kind, memory_bytes=memory_bytes, parts=parts)
         softgpu.set_echo(False)
         printed = PrintedLines(_write_out, time.monotonic)
-        executor = Executor(device, **self._options, on_write_back=self.written, on_printed=printed)
+        executor = Executor(device, **options, on_write_back=self.written, on_printed=printed)
         try:
             self.serve(executor, address)
         except ConnectionLost as error:
             raise KaasError(f"executor {self._name} has no connection to its pool: {error}") from error
         use_huge_pages_soon()
-        info, slots = device.info(), self._options["slots"]
+        info, slots = device.info(), options["slots"]
         return WorkerInfo(os.getpid(), self._node, info.name, info.memory_bytes, info.compute_capability, slots)
 
     def serve(self, executor: Executor, address: messages.Address) -> None:

@@ -23,8 +23,8 @@ class PoolOrders:
 class ExecutorOrders:
     """The orders of an executor's process.
 
-    options: those of `Executor`. name: its worker's number. address, node: of the pool. sandbox: the process enters it
-    before it opens its device; None for no sandbox.
+    options: as `executor_options` returns them. name: its worker's number. address, node: of the pool. sandbox: the
+    process enters it before it opens its device; None for no sandbox.
     """
 
     device: Device

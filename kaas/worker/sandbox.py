@@ -26,7 +26,7 @@ from py_landlock import AccessFs, Landlock, LandlockError
 from kaas import cache_folders
 from kaas.cache_folders import cache_root
 from kaas.worker.seccomp import restrict
-from softgpu import user_cache
+from softgpu import KERNELS_VARIABLE, user_cache
 
 SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/proc", "/sys")
 """Folders of libraries and drivers, and of facts about the system."""
@@ -36,7 +36,7 @@ DEVICES = ("null", "zero", "full", "random", "urandom", "nvidia*", "dri")
 """Devices in /dev."""
 NAMED = ("SOFTGPU_MODEL",)
 """Variables of the environment that name a file which an executor reads."""
-CACHES, BUILT = ("nvidia", "tmp"), ("blas", "nvrtc")
+CACHES, BUILT, KERNELS = ("nvidia", "tmp"), ("blas", "nvrtc"), "kernels"
 """Folders of the cache that an executor writes: compiled kernels; and folders that its compilers write. Of the software
 GPU's cache it writes `kernels`, but not the driver library, which the next executor loads before it enters its
 sandbox."""
@@ -55,12 +55,14 @@ class Sandbox:
     """The rules of one sandbox.
 
     hidden: files and folders that may not be opened. packages: more folders from which packages are imported. programs:
-    the process may start other programs, such as compilers.
+    the process may start other programs, such as compilers. own: the only folder that the process writes; "" for the
+    caches that executors share.
     """
 
     hidden: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     programs: bool = False
+    own: str = ""
 
     def enter(self) -> None:
         """Restrict this process, which has a single thread, for good.
@@ -79,9 +81,7 @@ class Sandbox:
             rules.add_path_rule(path, access=access | AccessFs.EXECUTE if self.programs else access)
         rules.add_path_rule(*devices, access=AccessFs.READ_FILE | AccessFs.WRITE_FILE | AccessFs.IOCTL_DEV)
         rules.allow_read(*visible([cache_root(), user_cache.cache_root()], hidden))
-        written = [cache_root() / name for name in (*CACHES, *(BUILT if self.programs else ()))]
-        written.append(_software_kernels())
-        rules.allow_read_write(*visible(written, hidden))
+        rules.allow_read_write(*visible(self._written(), hidden))
         # cuInit writes a file there, probably a thread's name, or gives CUDA_ERROR_OPERATING_SYSTEM (found on an H200)
         written_by_cuda = AccessFs.READ_FILE | AccessFs.WRITE_FILE | AccessFs.TRUNCATE
         rules.add_path_rule(Path("/proc/self/task").resolve(), access=written_by_cuda)
@@ -90,18 +90,23 @@ class Sandbox:
         unreadable()
         restrict(programs=self.programs)
 
+    def _written(self) -> list[Path]:
+        if self.own:
+            return [Path(self.own)]
+        caches = [cache_root() / name for name in (*CACHES, *(BUILT if self.programs else ()))]
+        return [*caches, user_cache.cache_root() / KERNELS]
+
     def environment(self, of: Mapping[str, str]) -> dict[str, str]:
-        """Return the inherited part of an environment. Temporary files go to the cache, which the process can write."""
+        """Return the inherited part of an environment. Temporary files go where the process can write."""
         kept = {name: value for name, value in of.items() if name in PASSED_ON or name.startswith(PASSED_ON_BEGIN)}
-        cache = cache_root()
-        for name in (*CACHES, *BUILT):
+        cache = Path(self.own or cache_root())
+        for name in (*CACHES, KERNELS) if self.own else (*CACHES, *BUILT):
             (cache / name).mkdir(mode=0o700, exist_ok=True)
-        _software_kernels().mkdir(mode=0o700, exist_ok=True)
-        return {"CUDA_CACHE_PATH": str(cache / "nvidia"), **kept, "TMPDIR": str(cache / "tmp")}
-
-
-def _software_kernels() -> Path:
-    return user_cache.cache_root() / "kernels"
+        (user_cache.cache_root() / KERNELS).mkdir(mode=0o700, exist_ok=True)
+        compiled = {"CUDA_CACHE_PATH": str(cache / "nvidia")}
+        if self.own:
+            return {**kept, **compiled, KERNELS_VARIABLE: str(cache / KERNELS), "TMPDIR": str(cache / "tmp")}
+        return {**compiled, **kept, "TMPDIR": str(cache / "tmp")}
 
 
 def unreadable() -> None:

@@ -64,6 +64,8 @@ STRICT_VARIABLE = "SOFTGPU_STRICT"
 PROBE_LIMIT_S = 60.0
 OUTPUT_BYTES = 64 << 10
 MEMCHECK_VARIABLE = "SOFTGPU_MEMCHECK"
+KERNELS_VARIABLE = "SOFTGPU_KERNELS"
+"""Environment variable: the folder for kernels that this process compiles. Those in the user's cache are read only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +367,7 @@ def open_library(path: Path) -> ctypes.CDLL:
 def _configure(library: ctypes.CDLL, devices: tuple[Device, ...], *, memcheck: bool) -> _LoadedDriver:
     from softgpu.jit import Compiler  # imports llvmlite: only where kernels run
 
-    compiler = Compiler(library, memcheck=memcheck)
+    compiler = Compiler(library, memcheck=memcheck, own=os.environ.get(KERNELS_VARIABLE))
     sizes = (ctypes.c_uint64 * len(devices))(*(device.memory_bytes for device in devices))
     _check(library, library.softgpu_configure(len(devices), sizes, ctypes.byref(compiler.callbacks)))
     for ordinal, device in enumerate(devices):

@@ -25,15 +25,29 @@ class DiskCache:
     Each process checks this at its first write, and again after every eighth of the limit that it writes: n processes
     exceed the limit by n eighths at most. An entry appears whole or not at all, even if its writer is killed. A failed
     read or write is logged; it costs time, not correctness.
+
+    Args:
+        others: a directory of other processes, whose entries are read too, and stay as they are.
     """
 
-    def __init__(self, directory: Path, limit_bytes: int) -> None:
-        self.directory, self.limit_bytes = directory, limit_bytes
+    def __init__(self, directory: Path, limit_bytes: int, others: Path | None = None) -> None:
+        self.directory, self.limit_bytes, self._others = directory, limit_bytes, others
         self._written_bytes = limit_bytes  # so that the first write checks the directory
 
     def get(self, key: str) -> bytes | None:
         """Return the entry, or None if there is no undamaged one that only this user could have written."""
-        path = self.directory / key
+        found = self._read(self.directory / key)
+        if found is None and self._others is not None:
+            return self._read(self._others / key)
+        if found is not None:
+            try:
+                os.utime(self.directory / key)
+            except OSError as error:  # another process may have just removed it
+                _log.debug("cannot refresh %s: %s", key, error)
+        return found
+
+    def _read(self, path: Path) -> bytes | None:
+        key = path.name
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
             with os.fdopen(descriptor, "rb") as file:
@@ -50,10 +64,6 @@ class DiskCache:
         if content[: len(_MAGIC)] != _MAGIC or content[len(_MAGIC) : len(_MAGIC) + _DIGEST_BYTES] != _digest(payload):
             _log.warning("the kernel cache entry %s is damaged and will be made again", key)
             return None
-        try:
-            os.utime(path)
-        except OSError as error:  # another process may have just removed it
-            _log.debug("cannot refresh %s: %s", path, error)
         return payload
 
     def put(self, key: str, payload: bytes) -> None:

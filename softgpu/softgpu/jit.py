@@ -75,6 +75,7 @@ class Compiler:
 
     library: the runner, which has the sg_rt_* functions. cache_directory: None for `kernels` below `cache_root`.
     memcheck: the code checks every access of memory. processor: the processor to compile for; None: this machine's.
+    own: a folder to write in place of the cache directory, which is then only read.
     Any thread may call any method; methods raise CompileError. Threads wait for each other only for the same code.
     """
 
@@ -86,10 +87,12 @@ class Compiler:
         *,
         memcheck: bool = False,
         processor: target.Target | None = None,
+        own: str | None = None,
     ) -> None:
         self._library = library
         self._memcheck = memcheck
-        self._cache = DiskCache(cache_directory or cache_root() / "kernels", cache_bytes)
+        shared = cache_directory or cache_root() / "kernels"
+        self._cache = DiskCache(Path(own), cache_bytes, shared) if own else DiskCache(shared, cache_bytes)
         self._target = processor or target.host()
         self._modules: dict[int, LoadedModule] = {}
         self._next = 1

@@ -42,7 +42,7 @@ def test_a_configuration_is_checked_without_a_server(config: Path) -> None:
     first, second, third = ended.stdout.splitlines()
     assert first == "the configuration can be served"
     assert second.startswith("clients may take ")
-    assert third.startswith("kernels of all clients share the memory of each device")
+    assert third.startswith("kernels of clients are fenced if all devices are software")
     assert not (config.parent / "state").exists()
 
 

@@ -75,7 +75,7 @@ WRONG_DECISIONS: dict[str, tuple[list[Event], list[list[Decision]]]] = {
     "rejected request 5": ([TICK], [[Reject(5, "no")]]),
     "started worker 0 twice": ([TICK, TICK], [START, [StartWorker(0, EXECUTOR, 1)]]),
     "unknown device 7": ([TICK], [[StartWorker(0, EXECUTOR, 7)]]),
-    "second executor worker on device 0": ([TICK], [[*START, StartWorker(1, EXECUTOR, 0)]]),
+    "more than 1 executor workers on device 0": ([TICK], [[*START, StartWorker(1, EXECUTOR, 0)]]),
     "stopped worker 3": ([TICK], [[StopWorker(3)]]),
     "stopped worker 0": ([TICK], [[*START, StopWorker(0), StopWorker(0)]]),
     "cache of unknown worker 0": ([TICK], [[*START, Evict(0, (b"a",))]]),
@@ -154,7 +154,7 @@ BETWEEN_WORKERS: dict[str, tuple[list[Event], list[list[Decision]]]] = {
     ),
     "with others": ([TICK, WIDE, NEW, ALONE], [START, [], [Dispatch(5, 0, 0)], [Dispatch(6, 0, 1)]]),
     "one of them must run alone": ([TICK, WIDE, ALONE, NEW], [START, [], [Dispatch(6, 0, 0)], [Dispatch(5, 0, 1)]]),
-    "with one of the other kind on device 0": ([TICK], [[*START, StartWorker(1, ETASK, 0, "c", "f")]]),
+    "on device 0 beside others": ([TICK], [[*START, StartWorker(1, ETASK, 0, "c", "f")]]),
     "more than 1 etask workers on device 0": ([TICK], [[*FOR_C, StartWorker(1, ETASK, 0, "c", "g")]]),
     "for no client and function": ([TICK], [[StartWorker(1, ETASK, 0, "c")]]),
     "its client runs 1 already": (

@@ -65,13 +65,14 @@ def _real_driver() -> bool:
     return softgpu.real_driver_present()
 
 
-def open_device(kind: str = "gpu", ordinal: int = 0, *, memory_bytes: int | None = None) -> OpenDevice:
+def open_device(kind: str = "gpu", ordinal: int = 0, *, memory_bytes: int | None = None, parts: int = 1) -> OpenDevice:
     """Open a device and its primary context.
 
     Args:
         kind: "gpu", or "software": the CPU, through `softgpu`, which is loaded with one device if it is not loaded.
         ordinal: the number of the device, as this process sees it.
         memory_bytes: for a GPU the most memory to use; for the software GPU its memory if it is loaded by this call.
+        parts: processes that divide this memory.
 
     Raises:
         DeviceUnavailable: no driver, no such device, or the other kind's driver is in this process.
@@ -91,7 +92,7 @@ def open_device(kind: str = "gpu", ordinal: int = 0, *, memory_bytes: int | None
     except RuntimeError as error:  # no libcuda.so.1: nothing else of cuda.bindings may be called then
         without = 'kaas.Device("software") needs none'
         raise DeviceUnavailable(f"no CUDA driver on this machine ({without}): {error}") from error
-    return OpenDevice(kind, handle, context, memory_bytes)
+    return OpenDevice(kind, handle, context, memory_bytes, parts)
 
 
 def _samples(nvml: Any, bus_id: bytes) -> Callable[[], float]:
@@ -110,7 +111,7 @@ class OpenDevice:
         checks: True if the device checks the memory accesses of its kernels (memcheck).
     """
 
-    def __init__(self, kind: str, handle: Any, context: Any, memory_bytes: int | None) -> None:
+    def __init__(self, kind: str, handle: Any, context: Any, memory_bytes: int | None, parts: int = 1) -> None:
         self._handle = handle
         self.context = CurrentContext(context)
         self.ordinal = int(handle)
@@ -123,7 +124,7 @@ class OpenDevice:
             self._attribute(a.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
             self._attribute(a.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
         )
-        self._info = DeviceInfo(kind, name, min(total, memory_bytes or total), capability)
+        self._info = DeviceInfo(kind, name, min(total, memory_bytes or total) // parts, capability)
         self._sampled: Callable[[], float] | None = None
         self._unsampled = kind == "software"
         self.limits = self._read_limits()

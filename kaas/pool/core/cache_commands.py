@@ -95,7 +95,7 @@ class CacheCommands:
         self._host.check_open()
         if device is not None and not 0 <= device < self._devices:
             raise InvalidRequest(f"the pool has devices 0 to {self._devices - 1}, no {device}")
-        workers = [worker for worker in self._executors() if device in (None, worker.device.index)]
+        workers = [worker for worker in self._executors(order) if device in (None, worker.device.index)]
         if not workers:
             raise DeviceUnavailable(f"no worker on {'any device' if device is None else f'device {device}'}")
         tasks = [self._background.task(self._order(worker, order)) for worker in workers]
@@ -126,8 +126,11 @@ class CacheCommands:
     async def _forget(self, worker: WorkerRecord, keys: Sequence[bytes]) -> None:
         await self._try(worker, lambda number: self._transport.discard(number, keys))
 
-    def _executors(self) -> Iterator[WorkerRecord]:
-        return (worker for worker in self._workers.values() if worker.kind is WorkerKind.EXECUTOR)
+    def _executors(self, order: CacheOrder) -> Iterator[WorkerRecord]:
+        """Yield the executors that an order concerns: with isolation="process", those of its client."""
+        for worker in self._workers.values():
+            if worker.kind is WorkerKind.EXECUTOR and concerns(order, worker):
+                yield worker
 
     async def _order(self, worker: WorkerRecord, order: CacheOrder) -> None:
         await worker.settled.wait()
@@ -181,7 +184,7 @@ class CacheCommands:
 
         target names the order; the workers done_by have carried it out.
         """
-        on_device = {worker.device.index: worker for worker in self._executors()}
+        on_device = {worker.device.index: worker for worker in self._executors(order)}
         for index in range(self._devices) if device is None else (device,):
             pin = self._pins[target, index] = _Pin(order.function or target.hex(), order)
             worker = on_device.get(index)
@@ -201,7 +204,7 @@ class CacheCommands:
         if worker.kind is not WorkerKind.EXECUTOR:
             return
         for (_, index), pin in self._pins.items():
-            if index == worker.device.index and pin.order is not None:
+            if index == worker.device.index and pin.order is not None and concerns(pin.order, worker):
                 self._background.run(self._repeat(worker, pin, pin.order))
 
     async def _repeat(self, worker: WorkerRecord, pin: _Pin, order: CacheOrder) -> None:
@@ -272,6 +275,11 @@ class CacheCommands:
         """Take in that a request is ENDED."""
         if self.references is not None:
             self.references.remove(request)
+
+
+def concerns(order: CacheOrder, worker: WorkerRecord) -> bool:
+    """Return True if an executor may carry out an order: it serves all clients, or that of the order."""
+    return worker.device.client_executors is None or worker.client == order.client
 
 
 class RequestsByObject:

@@ -51,6 +51,7 @@ from kaas.scheduling.recording import Recorder
 from kaas.store import Store
 from kaas.wire.status.stats import Stats
 from kaas.wire.status.status import Status
+from kaas.worker.executor_options import executor_options
 
 
 class Pool:
@@ -71,6 +72,7 @@ class Pool:
         self._loop = asyncio.get_running_loop()
         self._background = Background(self.fail)
         self._devices = physical(config, config.devices)
+        self._cache_bytes = executor_options(config)["cache_bytes"]
         self._policy = make_policy(config.policy, self._devices)
         self._recorder: Recorder | None = None
         self._profiles = Profiles(config.profiles or (), self._devices)
@@ -85,15 +87,9 @@ class Pool:
         self._runs = Runs(
             self, transport, self._background, self._manager, self._requests, self._quarantine, self.events, limit_s
         )
+        count, ledger = len(self._devices), self.reports.ledger
         self.caches: CacheCommands = CacheCommands(
-            self,
-            self._runs,
-            self._workers,
-            len(self._devices),
-            transport,
-            self._background,
-            self.reports.ledger,
-            limit_s + GRACE_S,
+            self, self._runs, self._workers, count, transport, self._background, ledger, limit_s + GRACE_S
         )
         self._use: DeviceUse | None = None
         if (every_s := self._policy.utilisation_every_s) is not None:
@@ -130,7 +126,7 @@ class Pool:
 
     def _adopt(self, survivor: Survivor, now_s: float) -> None:
         device = self._devices[survivor.start.device]
-        worker, events = adopted(survivor, device, self._requests, now_s, self._config.cache_bytes)
+        worker, events = adopted(survivor, device, self._requests, now_s, self._cache_bytes)
         for request in worker.running.values():
             self._runs.run(request, worker)
         self._manager.adopt(worker)
@@ -317,8 +313,11 @@ class Pool:
             for decision in self._decide(event):
                 match decision:
                     case Dispatch():
-                        worker = self._workers[decision.worker]
-                        self._runs.dispatch(requests[decision.request], worker, decision.slot, decision.victims)
+                        request, worker = requests[decision.request], self._workers[decision.worker]
+                        if worker.spare:
+                            worker.give(request.call.client)
+                            self.caches.repeat(worker)
+                        self._runs.dispatch(request, worker, decision.slot, decision.victims)
                     case Reject():
                         error = DeviceUnavailable(f"pool {self._name!r}: {decision.reason}")
                         self.end(requests[decision.request], error)
@@ -366,7 +365,7 @@ class Pool:
     def ready(self, worker: WorkerRecord) -> None:
         """Tell the policy that a worker can run requests, and repeat the pins of its device."""
         self.events.ready(worker)
-        self.handle(worker.arrival(self._loop.time(), self._config.cache_bytes))
+        self.handle(worker.arrival(self._loop.time(), self._cache_bytes))
         self.caches.repeat(worker)
 
     def gone(self, worker: WorkerRecord, reason: str) -> None:

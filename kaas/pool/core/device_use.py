@@ -6,13 +6,13 @@ That of a GPU is NVML's figure, where the executor has it, else that of the exec
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from kaas.pool.background import Background
 from kaas.pool.core.requests import Requests
 from kaas.pool.core.workers import WorkerRecord
 from kaas.pool.executors.transport import WorkerLost, WorkerTransport
-from kaas.scheduling.events import Utilisation, WorkerKind
+from kaas.scheduling.events import PhysicalDevice, Utilisation, WorkerKind
 
 
 class DeviceUse:
@@ -79,5 +79,9 @@ class DeviceUse:
         before = self._last.get(worker.id)
         self._last[worker.id] = kernels_s, clock_s
         if before is not None and clock_s > before[1]:
-            own = self._busy[worker.id] = min(1.0, max(0.0, (kernels_s - before[0]) / (clock_s - before[1])))
+            self._busy[worker.id] = max(0.0, (kernels_s - before[0]) / (clock_s - before[1]))
+            own = min(1.0, sum(self._busy.get(each.id, 0.0) for each in self._on(worker.device)))
             self._tell(Utilisation(self._loop.time(), worker.device.index, record.stages.get("busy", own)))
+
+    def _on(self, device: PhysicalDevice) -> Iterator[WorkerRecord]:
+        return (worker for worker in self._workers.values() if worker.device is device)

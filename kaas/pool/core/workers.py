@@ -37,6 +37,7 @@ class WorkerRecord:
         running: the requests on the worker, by number. lost: those that have reported the loss of the device.
         cached_bytes: sizes of the cached objects, on the device and in host memory.
         client, serves: the client that the worker serves, and the label of its eTask; "" if it serves all.
+        spare: it serves no client yet, and then that of its first request only.
         start_s: seconds that the start of one client's executor took, until the first request is charged with them.
     """
 
@@ -45,6 +46,7 @@ class WorkerRecord:
     kind: WorkerKind = WorkerKind.EXECUTOR
     client: str = ""
     serves: str = ""
+    spare: bool = False
     info: WorkerInfo | None = None
     stopping: bool = False
     running: dict[int, Request] = field(default_factory=dict)
@@ -52,6 +54,10 @@ class WorkerRecord:
     cached_bytes: tuple[int, ...] = ()
     start_s: float = 0.0
     settled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def give(self, client: str) -> None:
+        """Let a spare executor serve a client, and no other any more."""
+        self.client, self.spare = client, False
 
     @property
     def name(self) -> str:
@@ -103,7 +109,9 @@ def device_status(
     device: PhysicalDevice, workers: Iterable[WorkerRecord], pins: tuple[PinStatus, ...], reason: str
 ) -> DeviceStatus:
     """Return a device as `kaas.status()` shows it. workers: of the pool. reason: of its last worker's loss, or ""."""
-    here = sorted((each for each in workers if each.device is device), key=lambda each: (not each.running, -each.id))
+    here = sorted(
+        (each for each in workers if each.device is device), key=lambda each: (not each.running, each.spare, -each.id)
+    )
     if not here:
         return DeviceStatus(device.index, device.kind, "lost" if reason else "unused", pins=pins, reason=reason)
     worker = here[0]
@@ -157,7 +165,8 @@ class WorkerManager:
 
     def start(self, decision: StartWorker, device: PhysicalDevice, serves: str) -> None:
         """Start a worker. serves: the label of its only function, "" for a worker of all functions."""
-        worker = WorkerRecord(decision.worker, device, decision.kind, decision.client, serves)
+        spare = decision.kind is WorkerKind.EXECUTOR and device.client_executors is not None
+        worker = WorkerRecord(decision.worker, device, decision.kind, decision.client, serves, spare)
         self.workers[worker.id] = worker
         self._background.run(self._start(worker, decision))
 

@@ -49,14 +49,22 @@ class ExecutorConnection:
         "_registered",
         "_registered_bytes",
         "_router",
+        "_walls",
         "device",
         "greeted",
         "peer",
         "worker",
     )
 
-    def __init__(self, router: Router, start: StartWorker, known: frozenset[str] = frozenset()) -> None:
-        """Expect an executor. known: keys of the functions that it knows."""
+    def __init__(
+        self, router: Router, start: StartWorker, known: frozenset[str] = frozenset(), *, walls: bool = False
+    ) -> None:
+        """Expect an executor.
+
+        known: keys of the functions that it knows. walls: it gets no memory file of another process, since that file
+        may hold values of other clients, now or later.
+        """
+        self._walls = walls
         self.worker = start.worker
         self.device = start.device
         self.greeted = asyncio.Event()
@@ -150,7 +158,7 @@ class ExecutorConnection:
     def attachments(self, frames: Sequence[Any] = ()) -> OutgoingAttachments:
         """Return the attachments of a message to this executor; they begin with these frames."""
         assert self.peer is not None, "it has been greeted"
-        return OutgoingAttachments(self._router.inbox, frames, by_file=self.peer.channel.local)
+        return OutgoingAttachments(self._router.inbox, frames, by_file=self.peer.channel.local and not self._walls)
 
     # --- receiving
 

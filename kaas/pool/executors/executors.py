@@ -7,10 +7,11 @@ import itertools
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from kaas.errors import InputFailed, KaasError
 from kaas.pool.executors.executor_connection import ExecutorConnection
+from kaas.pool.executors.hosts import ExecutorHosts
 from kaas.pool.executors.payloads import OrderPayload, Payload, Survived
 from kaas.pool.executors.residents import Placed, Residents
 from kaas.pool.executors.transport import CacheOrder, Survivor, WorkerCall, WorkerLost, WorkerReply
@@ -20,53 +21,10 @@ from kaas.scheduling.decisions import EvictTo, StartWorker
 from kaas.wire import messages, specs
 from kaas.wire.connections.router import Peer, Router
 from kaas.wire.error_codec import decode_error, encode_error
-from kaas.wire.messages import Address, Block, ExecutorReply, Framed, Named
+from kaas.wire.messages import Block, ExecutorReply, Framed, Named
 from kaas.wire.outputs import InlineOutput
 from kaas.wire.status.status import WorkerInfo
 from kaas.worker.epochs import Adoption
-
-
-class ExecutorHosts(Protocol):
-    """Starts executors, notices their end, and carries values that do not go over the pool's sockets.
-
-    Belongs to one event loop.
-    """
-
-    async def start(self, start: StartWorker, address: Address) -> WorkerInfo:
-        """Start a process whose executor connects to this address, with its worker's number, or raise."""
-        ...
-
-    async def survivors(self, address: Address) -> Sequence[Adoption]:
-        """Return the executors of an earlier process of the pool, one for each device; they connect too."""
-        ...
-
-    def provide(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Any]] | None:
-        """Provide an executor with the objects of the call with this number. None among refs: the executor has it.
-
-        Return None if the host sends the objects itself, else the values of each object, Blocks or buffers, for the
-        pool's sockets.
-
-        Raises:
-            KaasError: an object is lost.
-        """
-        ...
-
-    async def collect(self, worker: int, deferred: int, count: int) -> Sequence[Any]:
-        """Return all outputs of a deferred result, for the caller of the request.
-
-        Raises:
-            WorkerLost: the worker ended. KaasError: the outputs cannot be read.
-        """
-        ...
-
-    async def ended(self, worker: int) -> str:
-        """Wait until a worker's process ends; return the reason."""
-        ...
-
-    def kill(self, worker: int) -> None:
-        """Kill a worker's process, if there is one."""
-        ...
-
 
 RESCUE_LIMIT_S = 10.0
 """Time limit for a worker that stops to write back its kept outputs. After it, the outputs' tasks run again."""
@@ -85,8 +43,10 @@ class _UnknownPeer:
 class Executors:
     """The `WorkerTransport` of executors (`transport.py`). Use it from the event loop of the pool's sockets only."""
 
-    def __init__(self, router: Router, hosts: ExecutorHosts, residents: Residents) -> None:
+    def __init__(self, router: Router, hosts: ExecutorHosts, residents: Residents, *, walls: bool = False) -> None:
+        """walls: as in `ExecutorConnection`."""
         self._router = router
+        self._walls = walls
         self._hosts = hosts
         self._residents = residents
         self._loop = asyncio.get_running_loop()
@@ -107,7 +67,8 @@ class Executors:
         return info
 
     def _expect(self, start: StartWorker, known: frozenset[str] = frozenset()) -> ExecutorConnection:
-        connection = self._connections[start.worker] = ExecutorConnection(self._router, start, known)
+        connection = ExecutorConnection(self._router, start, known, walls=self._walls)
+        self._connections[start.worker] = connection
         return connection
 
     async def survivors(self) -> list[Survivor]:
@@ -285,14 +246,22 @@ class Executors:
     # --- messages
 
     def greet(self, peer: Peer, hello: messages.PeerHello) -> None:
-        """Handle the connection of an executor, or its reconnection."""
+        """Handle the connection of an executor, or its reconnection.
+
+        Raises:
+            KaasError: the peer is another process, or names no worker.
+        """
         connection = next(
             (connection for connection in self._connections.values() if str(connection.worker) == hello.name), None
         )
         if connection is not None:
+            if peer.channel.local and not self._hosts.owns(connection.worker, peer.pid):
+                raise KaasError(f"process {peer.pid} is not worker {connection.worker}")
             self._attach(connection, peer)
         elif self._unknown_peers is not None:
             self._unknown_peers[hello.name] = _UnknownPeer(peer)
+        else:
+            raise KaasError(f"there is no worker {hello.name}")
 
     def _attach(self, connection: ExecutorConnection, peer: Peer) -> None:
         if connection.peer is not None:

@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from kaas.config import EXECUTOR_OPTIONS, Config, Device
+from kaas.config import Config, Device
 from kaas.errors import KaasError
+from kaas.process_folder import ProcessFolder
 from kaas.scheduling.decisions import StartWorker
 from kaas.wire.messages import Address
 from kaas.wire.status import status_codec
 from kaas.wire.status.status import WorkerInfo
 from kaas.worker.epochs import Adoption
+from kaas.worker.executor_options import executor_options
 from kaas.worker.process_orders import ExecutorOrders
 from kaas.worker.processes import Child, lacks_files
 from kaas.worker.sandbox import Sandbox
 from softgpu.build import build
+from softgpu.user_cache import cache_root
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 RETRY_S = 0.2
@@ -32,9 +36,11 @@ class ProcessHosts:
         assert config.devices is not None, "a pool gets a resolved configuration"
         self._devices = config.devices
         self._visible = [visible_gpu(config.devices, index) for index in range(len(config.devices))]
-        self._options = {name: getattr(config, name) for name in EXECUTOR_OPTIONS}
+        self._options = executor_options(config)
         self._node = node
         self._sandbox = sandbox
+        self._folders: dict[int, ProcessFolder] = {}  # those that executors of one client write, and no other executor
+        self._own_folders = config.isolation == "process" and sandbox is not None
         self._wait_s = config.start_limit_s / 2  # for file descriptors; the rest is for the start itself
         self._starting: set[int] = set()  # workers without a process
         self._children: dict[int, tuple[Child, asyncio.Future[str]]] = {}
@@ -47,10 +53,11 @@ class ProcessHosts:
         """
         self._starting.add(start.worker)
         device = self._devices[start.device]
-        orders = ExecutorOrders(device, self._options, str(start.worker), address, self._node, self._sandbox)
+        sandbox = self._sandbox_of(start.worker)
+        orders = ExecutorOrders(device, self._options, str(start.worker), address, self._node, sandbox)
         inherited = None
-        if self._sandbox is not None:
-            inherited = self._sandbox.environment(os.environ)
+        if sandbox is not None:
+            inherited = sandbox.environment(os.environ)
             if device.kind == "software":
                 await asyncio.to_thread(build)  # here, since no compiler may run in folders that an executor can write
         visible = {VISIBLE: self._visible[start.device]}
@@ -71,6 +78,12 @@ class ProcessHosts:
                 return status_codec.decode(await child.ready(), WorkerInfo)
         raise KaasError(f"worker {start.worker} was ended before it had a process")
 
+    def _sandbox_of(self, worker: int) -> Sandbox | None:
+        if self._sandbox is None or not self._own_folders:
+            return self._sandbox
+        folder = self._folders[worker] = ProcessFolder("executor-", str(cache_root("kaas-executors")))
+        return replace(self._sandbox, own=folder.path)
+
     async def survivors(self, address: Address) -> Sequence[Adoption]:  # noqa: ARG002 - executors end with the pool
         """Return no executors."""
         return ()
@@ -78,6 +91,16 @@ class ProcessHosts:
     def provide(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Any]]:  # noqa: ARG002
         """Return the values of objects that the pool holds."""
         return [() if ref is None else ref.blocks for ref in refs]
+
+    def owns(self, worker: int, pid: int) -> bool:
+        """Return True if the worker has this process."""
+        child, _ = self._children.get(worker, (None, None))
+        return child is not None and child.process.pid == pid
+
+    def started(self, pid: int) -> bool:
+        """Return True if a process is a worker's, or one that a worker has started."""
+        session = os.getsid(pid)
+        return any(child.process.pid in (pid, session) for child, _ in self._children.values())
 
     async def collect(self, worker: int, deferred: int, count: int) -> Sequence[Any]:
         """Raise AssertionError: only invocations by Ray have deferred results."""
@@ -94,6 +117,8 @@ class ProcessHosts:
         child, _ = self._children.pop(worker, (None, None))
         if child is not None:
             child.kill_group()
+        if (folder := self._folders.pop(worker, None)) is not None:
+            folder.remove()
 
     def kill_all(self) -> None:
         """Kill the processes of all workers."""

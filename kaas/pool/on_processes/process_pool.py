@@ -23,7 +23,7 @@ from kaas.wire.connections.router import Router
 from kaas.wire.messages import PeerHello
 from kaas.worker.process_orders import PoolOrders
 from kaas.worker.processes import on_end, open_all_files, ordered, report_failure, report_ready
-from kaas.worker.sandbox import Sandbox
+from kaas.worker.sandbox import Sandbox, available
 
 NODE = "here"
 """The one node of a pool without Ray."""
@@ -41,6 +41,7 @@ class Machine:
     objects: HeldObjects
 
     def __init__(self, config: Config, sandbox: Sandbox | None = None) -> None:
+        self._walls = config.isolation == "process"
         self.hosts = ProcessHosts(config, NODE, sandbox)
         self.service: Service | None = None
         self._watched: set[str] = set()
@@ -48,7 +49,7 @@ class Machine:
     def workers(self, router: Router, residents: Residents) -> tuple[Executors, Executors]:
         """Return the executors, which are all workers here."""
         self.objects = HeldObjects(router.inbox)
-        executors = Executors(router, self.hosts, residents)
+        executors = Executors(router, self.hosts, residents, walls=self._walls)
         return executors, executors
 
     def came(self, hello: PeerHello) -> None:
@@ -62,6 +63,11 @@ class Machine:
                 "this process cannot be watched: the pool does not see into its PID namespace. Start the pool in the "
                 "same one, or outside of it"
             )
+        try:
+            if self.hosts.started(hello.pid):
+                raise KaasError(f"process {hello.pid} runs kernels for the pool: it is no program")
+        except ProcessLookupError as ended:
+            raise KaasError(f"process {hello.pid} has ended") from ended
         if hello.name not in self._watched:
             on_end(asyncio.get_running_loop(), hello.pid, lambda: self._left(hello.name))
             self._watched.add(hello.name)
@@ -82,7 +88,7 @@ async def run(orders: PoolOrders, says: int) -> None:
     config = orders.config or Config()
     config = config.resolved(0 if config.devices else count_gpus())
     place = PoolName(orders.name)
-    machine = Machine(config)
+    machine = Machine(config, Sandbox() if config.isolation == "process" and available() else None)
     service = machine.service = await Service.open(orders.name, config, machine, opened_store(config.store))
     notice = place.announce(PoolNotice(service.address, NODE, config.described()))
     loop.add_signal_handler(signal.SIGTERM, service.begin_to_stop)

@@ -12,7 +12,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from kaas.config import EXECUTOR_OPTIONS, Config, Device
+from kaas.config import Config, Device
 from kaas.errors import KaasError
 from kaas.pool.executors.transport import WorkerLost
 from kaas.pool.on_processes.objects import HeldObject
@@ -26,6 +26,7 @@ from kaas.wire.outputs import StoredOutput
 from kaas.wire.status.status import WorkerInfo
 from kaas.worker.epochs import Adoption, WorkerPost
 from kaas.worker.executor_actor import GROUPS, ExecutorActor
+from kaas.worker.executor_options import executor_options
 
 
 class RayHosts:
@@ -40,7 +41,7 @@ class RayHosts:
         self._prefix = f"{name}/worker/"
         self._own = own
         self._devices = config.devices
-        self._options = {option: getattr(config, option) for option in EXECUTOR_OPTIONS}
+        self._options = executor_options(config)
         self._readiness = readiness
         self._resources = Resources()
         self._inbox = Inbox()
@@ -89,6 +90,10 @@ class RayHosts:
         sent = [parts_of(ref, self._inbox) if mine else ref for mine, ref in zip(held, refs, strict=True)]
         self._actors[worker].provide.remote(self._epochs[worker], number, sent)
         return None
+
+    def owns(self, worker: int, pid: int) -> bool:  # noqa: ARG002 - Ray starts the processes, and knows their numbers
+        """Return True."""
+        return True
 
     async def collect(self, worker: int, deferred: int, count: int) -> Sequence[StoredOutput]:
         """Return outputs as return values of an actor's method: the pool owns them, so they outlive the executor."""

@@ -18,10 +18,13 @@ from kaas.server.steps.steps import Steps
 _log = logging.getLogger(__name__)
 
 SHARED = (
-    "kernels of all clients share the memory of each device: allow only code that every client may trust, or, on "
-    "software devices, set pool: {isolation: fence}"
+    "kernels of all clients share the memory of each device: allow only code that every client may trust, or set "
+    "pool: {isolation: auto}"
 )
 FENCED = "kernels of a client reach the memory of no other client"
+WALLED = "kernels of each client run in processes of its own"
+OPEN = "kernels of clients are fenced if all devices are software, else in processes of each client, or shared on Ray"
+SENTENCES = {"none": SHARED, "fence": FENCED, "process": WALLED, "auto": OPEN}
 UNNAMED = (Device("software"), *(Device("gpu"),) * 63)
 """Stand for the devices of a pool whose configuration names none: of each kind, and as many as a policy may name."""
 
@@ -156,12 +159,15 @@ async def check_all(settings: Settings) -> None:
 
 
 def isolation_of(settings: Settings) -> str:
-    """Return the isolation of clients' kernels as a sentence."""
-    return FENCED if settings.pool.isolation == "fence" else SHARED
+    """Return the isolation of clients' kernels as a sentence, as far as it is known without a device."""
+    config = settings.pool.config(None)
+    return SENTENCES[
+        config.isolation if config.devices is None else config.resolved(0, ray=bool(settings.ray)).isolation
+    ]
 
 
-def log_isolation(settings: Settings) -> None:
-    """Log the isolation of clients' kernels at a server's start, unless there is one client only: without keys."""
+def log_isolation(settings: Settings, config: Config) -> None:
+    """Log the isolation of clients' kernels in a pool, unless there is one client only: without keys."""
     if settings.keys is not None:
-        level = logging.INFO if settings.pool.isolation == "fence" else logging.WARNING
-        _log.log(level, "%s", isolation_of(settings), extra={"isolation": settings.pool.isolation})
+        level = logging.WARNING if config.isolation == "none" else logging.INFO
+        _log.log(level, "%s", SENTENCES[config.isolation], extra={"isolation": config.isolation})

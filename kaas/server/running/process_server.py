@@ -14,7 +14,7 @@ from kaas.errors import InvalidConfig, KaasError
 from kaas.pool.on_processes.names import PoolName, PoolNotice
 from kaas.pool.on_processes.process_pool import NODE, Machine, count_gpus, opened_store
 from kaas.pool.service import Service
-from kaas.server.config.serve_check import check_policy, check_ports
+from kaas.server.config.serve_check import check_policy, check_ports, log_isolation
 from kaas.server.config.serve_config import Settings
 from kaas.server.server import Server
 from kaas.worker.processes import open_all_files
@@ -44,6 +44,7 @@ async def serve(
             if place.running() is not None:
                 raise InvalidConfig(f"name: a pool {settings.name!r} runs on this machine already", field="name")
             check_ports(settings)  # before devices start
+            log_isolation(settings, config)
             machine = Machine(config, settings.executors_sandbox(folder))
             service = machine.service = await Service.open(settings.name, config, machine, opened_store(config.store))
             service.served = True

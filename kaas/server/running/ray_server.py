@@ -25,7 +25,7 @@ from kaas.pool.executors.transport import WorkerCall
 from kaas.pool.on_processes.objects import HeldObjects
 from kaas.pool.on_ray.backend import RayBackend
 from kaas.pool.service import Service
-from kaas.server.config.serve_check import check_policy
+from kaas.server.config.serve_check import check_policy, log_isolation
 from kaas.server.config.serve_config import Settings
 from kaas.server.running.named_etask import NamedETask, find_all
 from kaas.server.running.process_server import reload, state_folder
@@ -127,6 +127,7 @@ def _opened(settings: Settings) -> tuple[RaySession, bool]:
     if there.node != here:
         message = f"pool {settings.name!r} runs on another machine: it can be served there, where its process is"
         raise InvalidConfig(message, field="name")
+    log_isolation(settings, session.status().config)
     return session, first
 
 

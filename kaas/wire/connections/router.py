@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from kaas.errors import ConfigMismatch, KaasError
+from kaas.process_folder import ProcessFolder
 from kaas.wire import messages
 from kaas.wire.connections.connection import PROBE_BYTES, Frames
 from kaas.wire.connections.shared_memory import Inbox
-from kaas.wire.connections.socket_folder import SocketFolder
 from kaas.wire.connections.unix_sockets import UnixChannel, UnixListener
 from kaas.wire.error_codec import encode_error
 from kaas.wire.messages import Address, FromPeer, PeerHello, PoolWelcome, Refused, ToPeer
@@ -21,6 +22,8 @@ from kaas.wire.messages import Address, FromPeer, PeerHello, PoolWelcome, Refuse
 if TYPE_CHECKING:
     from kaas.wire.connections.zmq_listener import ZmqListener
 
+MOST_LETTERS = 64
+"""Of the path of the folder for temporary files: a socket's whole path has at most 107."""
 LAST_WORDS_S = 1.0
 """Sent messages may still go out for so long when the pool ends."""
 
@@ -90,7 +93,7 @@ class Router:
         self._loop, self._node, self._host, self._folder = loop, node, host, folder
         self._listeners: list[UnixListener | ZmqListener] = []
         self._peers: dict[Channel, Peer] = {}
-        self._own_folder: SocketFolder | None = None
+        self._own_folder: ProcessFolder | None = None
 
     def open(self, greet: Greet) -> None:
         """Let peers come.
@@ -101,7 +104,8 @@ class Router:
         """
         self._greet = greet
         if self._folder is None:
-            self._own_folder = SocketFolder()
+            temporary = tempfile.gettempdir()
+            self._own_folder = ProcessFolder("kaas-pool-", temporary if len(temporary) <= MOST_LETTERS else "/tmp")
             self._folder = self._own_folder.path
         path = f"{self._folder}/pool"
         self._local = UnixListener(self._loop, path, self._take_local, self._ended)

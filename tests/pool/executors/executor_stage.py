@@ -56,6 +56,7 @@ class FakeChannel:
 class FakePeer:
     name: str = "peer"
     channel: FakeChannel = FakeChannel()
+    pid: int = 1
 
 
 PEER = FakePeer()
@@ -85,7 +86,8 @@ class FakeRouter:
 
 
 class FakeHosts:
-    """Hosts of a test. has: the values that they provide. deferred_results: by number."""
+    """Hosts of a test. has: the values that they provide. deferred_results: by number. strangers: processes that are
+    no workers."""
 
     def __init__(self) -> None:
         self.started: asyncio.Future[WorkerInfo] = asyncio.get_running_loop().create_future()
@@ -95,6 +97,7 @@ class FakeHosts:
         self.supplied: list[tuple[int, int, Sequence[Any]]] = []
         self.deferred_results: dict[int, list[Any]] = {}
         self.killed: list[int] = []
+        self.strangers: set[int] = set()
 
     async def start(self, start: StartWorker, address: Address) -> WorkerInfo:
         assert (start, address) == (START, ADDRESS)
@@ -104,6 +107,9 @@ class FakeHosts:
         assert address == ADDRESS
         await self.adopting.wait()
         return self.adoptions
+
+    def owns(self, worker: int, pid: int) -> bool:
+        return worker == START.worker and pid not in self.strangers
 
     def provide(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Any]] | None:
         self.supplied.append((worker, number, refs))
@@ -128,10 +134,10 @@ class FakeHosts:
 class Stage:
     """Executors with worker 3 on device 1, with fakes of the router and the hosts."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, walls: bool = False) -> None:
         self.router, self.hosts = FakeRouter(), FakeHosts()
         self.residents = Residents(asyncio.get_running_loop())
-        self.executors = Executors(self.router, self.hosts, self.residents)  # type: ignore[arg-type]
+        self.executors = Executors(self.router, self.hosts, self.residents, walls=walls)  # type: ignore[arg-type]
 
     async def open(self, peer: FakePeer = PEER) -> None:
         self.hosts.started.set_result(INFO)
@@ -155,9 +161,9 @@ async def begin(work: Awaitable[Any]) -> asyncio.Task[Any]:
     return task
 
 
-def play(scenario: Callable[[Stage], Awaitable[None]], opened: bool = True) -> None:
+def play(scenario: Callable[[Stage], Awaitable[None]], opened: bool = True, *, walls: bool = False) -> None:
     async def main() -> None:
-        stage = Stage()
+        stage = Stage(walls=walls)
         if opened:
             await stage.open()
         await scenario(stage)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kaas.errors import KaasError
 from kaas.pool.executors import executors
 from kaas.pool.executors.payloads import Survived
 from kaas.pool.executors.transport import WorkerLost, WorkerReply
@@ -25,7 +26,8 @@ from tests.pool.fake_workers import INFO, settle
 
 def test_a_worker_has_started_when_its_process_and_its_connection_exist() -> None:
     async def scenario(stage: Stage) -> None:
-        stage.greet(FakePeer("early"), worker=5)
+        with pytest.raises(KaasError, match="no worker 5"):
+            stage.greet(FakePeer("early"), worker=5)
         starting = await begin(stage.executors.start(START))
         stage.greet()
         await settle()
@@ -71,6 +73,21 @@ def test_a_new_connection_fails_pending_calls_and_registers_functions_again() ->
         assert not run.done()
         stage.say(ExecutorReply(2, RECORD), b"", peer=again)
         assert (await run).record == RECORD
+
+    play(scenario)
+
+
+def test_no_other_process_takes_the_place_of_a_worker() -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.hosts.strangers.add(7)
+        run = await stage.run(small())
+        with pytest.raises(KaasError, match="process 7 is not worker 3"):
+            stage.greet(FakePeer("thief", pid=7))
+        stage.say(ExecutorReply(1, RECORD), peer=FakePeer("thief", pid=7))
+        await settle()
+        assert not run.done()
+        stage.say(ExecutorReply(1, RECORD), b"\0" * 4)
+        assert (await run).error is None
 
     play(scenario)
 

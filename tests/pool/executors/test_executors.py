@@ -231,6 +231,23 @@ def test_a_clients_memory_is_sent_to_an_executor_as_an_open_file() -> None:
     play(scenario)
 
 
+def test_an_executor_with_walls_gets_values_and_no_file_that_may_hold_others() -> None:
+    first, second = Outbox().put_all([b"a" * 8, b"b" * 8]).blocks
+
+    async def scenario(stage: Stage) -> None:
+        await stage.run(small(second))
+        _, header, frames = stage.router.sent[-1]
+        assert header.attached == [Framed(2)]
+        assert frames == [MESSAGE, b"b" * 8]
+        stage.hosts.has = [[first]]
+        await stage.run(small(Ref(b"x")))
+        stage.say(RequestObjects(2))
+        assert stage.router.sent[-1][2] == [b"a" * 8]
+        assert stage.router.files == []
+
+    play(scenario, walls=True)
+
+
 def test_a_pool_without_descriptors_says_so() -> None:
     lease = Outbox().put(b"of a client")
 

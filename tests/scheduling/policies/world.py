@@ -49,6 +49,7 @@ class World:
     draw: Callable[[int], int] = lambda _: 0
     speeds: tuple[float, ...] = ()
     memory_bytes: int = 1
+    client_executors: int | None = None
     time_s: float = 0.0
     next_request: int = 0
     arrivals: dict[int, RequestArrived] = field(default_factory=dict)
@@ -68,7 +69,10 @@ class World:
 
     def __post_init__(self) -> None:
         speeds = self.speeds or (1.0,) * self.devices
-        self.places = [PhysicalDevice(i, "software", None, speeds[i], self.etask_workers) for i in range(self.devices)]
+        self.places = [
+            PhysicalDevice(i, "software", None, speeds[i], self.etask_workers, client_executors=self.client_executors)
+            for i in range(self.devices)
+        ]
         self.raw = self.factory(self.places)
         self.policy = CheckedPolicy(self.raw, self.places)
 

@@ -80,6 +80,20 @@ def test_the_cache_is_bounded_and_keeps_the_entries_read_last(tmp_path: Path) ->
     assert cache.get("e1") is None
 
 
+def test_entries_of_others_are_read_and_stay_as_they_are(tmp_path: Path) -> None:
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    DiskCache(shared, 10_000).put("theirs", b"of others")
+    os.utime(shared / "theirs", (1, 1))
+    cache = DiskCache(own, 10_000, shared)
+    assert cache.get("theirs") == b"of others"
+    cache.put("mine", b"of this process")
+    cache.put("theirs", b"made again")
+    assert (cache.get("mine"), cache.get("theirs")) == (b"of this process", b"made again")
+    assert [path.name for path in shared.iterdir()] == ["theirs"]
+    assert (shared / "theirs").stat().st_mtime == 1
+    assert DiskCache(shared, 10_000).get("theirs") == b"of others"
+
+
 WRITER = """
 import itertools, sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The folder of a pool's local socket: only its user's, and removed when the pool ends, however that happens."""
+"""A folder of a process: only its user's, and removed when the process ends, however that happens."""
 
 from __future__ import annotations
 
@@ -8,26 +8,21 @@ import shutil
 import tempfile
 from pathlib import Path
 
-PREFIX = "kaas-pool-"
-_TEMPORARY_BYTES = 64
-"""Largest length of the path of the folder above: a socket's whole path has at most 107."""
 
-
-class SocketFolder:
-    """A new folder. Its process keeps it locked, so the next pool on this machine sees which folders are left over.
+class ProcessFolder:
+    """A new folder. Its process keeps it locked, so the next process that makes one sees which are left over.
 
     Fields:
         path: of the folder.
     """
 
-    def __init__(self) -> None:
-        temporary = tempfile.gettempdir()
-        above = temporary if len(temporary) <= _TEMPORARY_BYTES else "/tmp"
-        for left in Path(above).glob(f"{PREFIX}*"):
+    def __init__(self, prefix: str, above: str) -> None:
+        """prefix: of its name. above: the folder that it is in."""
+        for left in Path(above).glob(f"{prefix}*"):
             _remove_left(left)
         file = None
         while file is None:
-            self.path = tempfile.mkdtemp(prefix=PREFIX, dir=above)
+            self.path = tempfile.mkdtemp(prefix=prefix, dir=above)
             file = _locked(Path(self.path))  # None: another process has taken the folder for a left-over one
         self._file = file
 

@@ -1,0 +1,362 @@
+"""Process isolation: any policy, with executors of its own for each client.
+
+The policy inside decides as ever: it sees one executor on each device, which serves all clients. Each decision about
+that executor becomes one about the executor of the request's client on that device. So a device has executors of
+several clients, and a spare one, which has started ahead and serves no client yet. If a request of a client without an
+executor is dispatched to a device that has its most clients, the idle executor ends that was used longest ago.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import count
+
+from msgspec import structs
+
+from kaas.scheduling import events
+from kaas.scheduling.candidates import Why
+from kaas.scheduling.client_executors import ClientExecutor, DeviceExecutors, DividedOrder
+from kaas.scheduling.decisions import Decision, Dispatch, Evict, Policy, Prefetch, Reject, StartWorker, StopWorker
+from kaas.scheduling.events import Outcome, WorkerKind
+
+
+class ProcessIsolation:
+    """The policy that keeps the clients of another policy apart.
+
+    Args:
+        policy: the policy inside. devices: of the pool; each has a number of `client_executors`.
+    """
+
+    def __init__(self, policy: Policy, devices: Sequence[events.PhysicalDevice]) -> None:
+        self._policy = policy
+        self.utilisation_every_s = getattr(policy, "utilisation_every_s", None)
+        self.why: Callable[[int], Why | None] = getattr(policy, "why", lambda _: None)
+        self._devices = {each.index: DeviceExecutors(each.index, each.client_executors or 1) for each in devices}
+        self._numbers = count()
+        self._turns = count(1)
+        self._part_numbers = count(1)
+        self._on: dict[int, DeviceExecutors] = {}  # the device of each executor
+        self._shared: dict[int, DeviceExecutors] = {}  # the device of each executor that the policy sees
+        self._etasks: dict[int, int] = {}  # the policy's numbers of eTask workers, by those of the pool
+        self._requests: dict[int, events.RequestArrived] = {}
+        self._running: dict[int, tuple[int, str]] = {}  # the worker and the client of each that is in a slot
+        self._max_running: dict[str, int] = {}  # by client: a limit may come while a dispatch waits
+        self._placed: dict[int, DeviceExecutors] = {}  # the devices of those that the policy has dispatched
+        self._readers: dict[bytes, dict[str, int]] = {}  # for each object, how many requests of a client read it
+        self._parts: dict[int, tuple[DividedOrder, tuple[bytes, ...]]] = {}  # of orders, by number, with their objects
+        self._refused: list[DividedOrder] = []
+        self._touched: dict[DeviceExecutors, None] = {}  # devices whose waiting dispatches may go on
+        self._inside: deque[events.Event] = deque()
+        self._decisions: list[Decision] = []
+
+    def handle(self, event: events.Event) -> list[Decision]:
+        """Take an event in, and return the decisions that follow."""
+        # told with the next event: a policy that repeats a refused order at once does not do so for ever
+        self._inside.extend([order.answer(event.time_s) for order in self._refused])
+        self._refused.clear()
+        self._inside.extend(self._translate(event))
+        while self._inside or self._touched:
+            while self._touched:
+                self._settle(self._touched.popitem()[0], event.time_s)
+            for decision in self._policy.handle(self._inside.popleft()) if self._inside else ():
+                self._carry_out(decision)
+        decisions, self._decisions = self._decisions, []
+        return decisions
+
+    # --- events, as the policy inside sees them
+
+    def _translate(self, event: events.Event) -> Iterator[events.Event]:
+        match event:
+            case events.RequestArrived():
+                self._requests[event.request] = event
+                self._read(event, 1)
+                yield event
+            case events.RequestDone():
+                yield from self._done(event)
+            case events.WorkerReady() if event.worker in self._etasks:
+                yield replace(event, worker=self._etasks[event.worker])
+            case events.RequestCancelled():
+                yield from self._cancelled(event)
+            case events.WorkerReady():
+                yield from self._ready(event)
+            case events.WorkerGone():
+                yield from self._gone(event)
+            case events.WorkerAdopted():
+                # only the pool's last process knew its client
+                self._numbers = count(max(next(self._numbers), event.worker + 1))
+                self._running |= {each.request: (event.worker, each.client) for each in event.running}
+                self._decisions.append(StopWorker(event.worker))
+            case events.Residency() if event.worker in self._on:
+                yield from self._moved(event, self._on[event.worker])
+            case events.Ordered() if event.order in self._parts:
+                yield from self._answered(event)
+            case events.Residency() | events.Ordered():
+                pass  # of an adopted executor
+            case events.ClientKnown():
+                self._max_running.pop(event.client, None)
+                if event.max_running is not None:
+                    self._max_running[event.client] = event.max_running
+                self._touch_all()
+                yield event
+            case events.ClientGone():
+                self._max_running.pop(event.client, None)
+                for device in self._devices.values():
+                    if (executor := device.executor_of(event.client)) is not None:
+                        self._stop(executor)
+                yield event
+            case _:
+                yield event
+
+    def _done(self, event: events.RequestDone) -> Iterator[events.Event]:
+        _, client = self._running.pop(event.request)
+        if client in self._max_running:
+            self._touch_all()
+        if (device := self._placed.get(event.request)) is not None:
+            del device.executors[event.worker].running[event.request]
+            if device.waiting or device.closing:
+                self._touched[device] = None
+            yield self._ended(event)
+        elif event.worker in self._etasks:
+            self._forget(event.request)
+            yield structs.replace(event, worker=self._etasks[event.worker])
+
+    def _touch_all(self) -> None:
+        self._touched |= {device: None for device in self._devices.values() if device.waiting}
+
+    def _read(self, request: events.RequestArrived, more: int) -> None:
+        """Count that a request reads its objects, or no longer reads them."""
+        for use in request.inputs:
+            if use.key is not None:
+                readers = self._readers.setdefault(use.key, {})
+                readers[request.client] = readers.get(request.client, 0) + more
+                if not readers[request.client]:
+                    del readers[request.client]
+                if not readers:
+                    del self._readers[use.key]
+
+    def _forget(self, request: int) -> None:
+        if (arrived := self._requests.pop(request, None)) is not None:
+            self._read(arrived, -1)
+
+    def _ended(self, event: events.RequestDone) -> events.RequestDone:
+        """Forget a request that the policy has dispatched; return the event of its end."""
+        device = self._placed.pop(event.request)
+        self._forget(event.request)
+        assert device.shared is not None, "a request is there"
+        return structs.replace(event, worker=device.shared)
+
+    def _withdrawn(self, device: DeviceExecutors, request: int, outcome: Outcome, time_s: float) -> events.RequestDone:
+        """Forget a dispatch that waits for an executor: for the policy, its request runs."""
+        dispatch, _ = device.waiting.pop(request)
+        return self._ended(events.RequestDone(time_s, request, dispatch.worker, dispatch.slot, outcome, 0.0))
+
+    def _cancelled(self, event: events.RequestCancelled) -> Iterator[events.Event]:
+        device = self._placed.get(event.request)
+        yield event
+        if device is None:
+            self._forget(event.request)
+        elif event.request in device.waiting:
+            yield self._withdrawn(device, event.request, Outcome.ABANDONED, event.time_s)
+
+    def _ready(self, event: events.WorkerReady) -> Iterator[events.Event]:
+        device = self._on[event.worker]
+        device.executors[event.worker].ready = True
+        device.failed = False
+        self._touched[device] = None
+        if not device.seen and device.shared is not None:
+            device.seen = True
+            yield replace(event, worker=device.shared)
+
+    def _gone(self, event: events.WorkerGone) -> Iterator[events.Event]:
+        ended = [request for request, (worker, _) in self._running.items() if worker == event.worker]
+        for request in ended:
+            del self._running[request]
+        self._touch_all()
+        if (device := self._on.pop(event.worker, None)) is not None:
+            yield from self._executor_gone(event, device)
+        elif (etask := self._etasks.pop(event.worker, None)) is not None:
+            for request in ended:
+                self._forget(request)
+            yield replace(event, worker=etask)
+
+    def _executor_gone(self, event: events.WorkerGone, device: DeviceExecutors) -> Iterator[events.Event]:
+        executor = device.executors.pop(event.worker)
+        assert device.shared is not None, "its executors end first"
+        self._touched[device] = None
+        if not executor.ready and not executor.stopping:
+            device.failed = True
+        for part in executor.parts:
+            yield from self._part_ended(part, (), event.time_s)
+        if device.failed and not device.executors:
+            for request in [*executor.running, *device.waiting]:
+                self._placed.pop(request)
+                self._forget(request)
+            self._decisions += [Reject(request, event.reason) for request in device.waiting]
+            device.waiting.clear()
+            device.holders.clear()
+            yield self._closed(device, event)
+            return
+        charged_s = dict(event.device_s)
+        if left := device.left(executor, list(executor.keys)):
+            yield events.Residency(event.time_s, device.shared, (), left)
+        for request, slot in executor.running.items():
+            device_s = charged_s.get(request, 0.0)
+            ended = (request, event.worker, slot, Outcome.FAILED, device_s, device_s)
+            yield self._ended(events.RequestDone(event.time_s, *ended))
+        if device.failed:
+            for request in list(device.waiting):
+                self._decisions.append(Reject(request, event.reason))
+                yield self._withdrawn(device, request, Outcome.FAILED, event.time_s)
+
+    def _closed(self, device: DeviceExecutors, event: events.WorkerGone) -> events.WorkerGone:
+        """Take the executor from the policy's view; return the event of its end."""
+        assert device.shared is not None, "the policy sees one"
+        shared, device.shared, device.seen, device.closing = device.shared, None, False, False
+        del self._shared[shared]
+        return replace(event, worker=shared)
+
+    def _moved(self, event: events.Residency, device: DeviceExecutors) -> Iterator[events.Event]:
+        executor = device.executors[event.worker]
+        left = device.left(executor, event.evicted)
+        loaded = device.loaded(executor, event.loaded)
+        if (loaded or left) and device.shared is not None:
+            host = tuple([key for key in event.host if key in left])
+            yield events.Residency(event.time_s, device.shared, loaded, left, host)
+
+    def _answered(self, event: events.Ordered) -> Iterator[events.Event]:
+        order, keys = self._parts[event.order]
+        self._on[event.worker].executors[event.worker].parts.discard(event.order)
+        order.loaded.update(event.loaded)
+        order.seconds += event.seconds
+        yield from self._part_ended(event.order, [key for key in keys if key not in event.refused], event.time_s)
+
+    def _part_ended(self, part: int, there: Sequence[bytes], time_s: float) -> Iterator[events.Event]:
+        order, _ = self._parts.pop(part)
+        order.parts -= 1
+        order.there.update(there)
+        if not order.parts and order.shared in self._shared:
+            yield order.answer(time_s)
+
+    # --- decisions of the policy inside
+
+    def _carry_out(self, decision: Decision) -> None:
+        match decision:
+            case Dispatch() if (device := self._shared.get(decision.worker)) is not None:
+                request = self._requests[decision.request]
+                self._placed[decision.request] = device
+                device.waiting[decision.request] = decision, request.client
+                self._touched[device] = None
+            case Dispatch():
+                self._send(decision, self._etask(decision.worker))
+            case StartWorker(kind=WorkerKind.EXECUTOR):
+                device = self._devices[decision.device]
+                device.shared, device.failed = decision.worker, False
+                self._shared[decision.worker] = device
+                self._touched[device] = None
+            case StartWorker():
+                worker = next(self._numbers)
+                self._etasks[worker] = decision.worker
+                self._decisions.append(replace(decision, worker=worker))
+            case StopWorker() if (device := self._shared.get(decision.worker)) is not None:
+                device.closing = True
+                self._touched[device] = None
+            case StopWorker():
+                self._decisions.append(StopWorker(self._etask(decision.worker)))
+            case Prefetch() | Evict():
+                self._order(decision)
+            case Reject():
+                self._forget(decision.request)
+                self._decisions.append(decision)
+            case _:
+                self._decisions.append(decision)
+
+    def _etask(self, worker: int) -> int:
+        return next(outside for outside, inside in self._etasks.items() if inside == worker)
+
+    def _order(self, decision: Prefetch | Evict) -> None:
+        """Divide an order among the executors that it concerns."""
+        device = self._shared.get(decision.worker)
+        keys: dict[ClientExecutor, list[bytes]] = {}
+        if device is not None:
+            for key in decision.keys:
+                for executor in self._concerned(decision, device, key):
+                    keys.setdefault(executor, []).append(key)
+        order = DividedOrder(decision.worker, decision.order, decision.keys, len(keys))
+        for executor, mine in keys.items():
+            part = next(self._part_numbers)
+            executor.parts.add(part)
+            self._parts[part] = order, tuple(mine)
+            divided = replace(decision, worker=executor.worker, keys=tuple(mine), order=part)
+            if isinstance(divided, Prefetch) and divided.victims:
+                divided = replace(divided, victims=_own(divided.victims, executor))
+            self._decisions.append(divided)
+        if not keys:
+            self._refused.append(order)
+
+    def _concerned(self, decision: Prefetch | Evict, device: DeviceExecutors, key: bytes) -> Iterator[ClientExecutor]:
+        if isinstance(decision, Evict):
+            yield from [each for each in device.executors.values() if key in each.keys]
+            return
+        for client in self._readers.get(key, ()):
+            if (executor := device.executor_of(client)) is not None and executor.ready:
+                yield executor
+                return
+
+    # --- executors
+
+    def _settle(self, device: DeviceExecutors, time_s: float) -> None:
+        """Send what waits to its executors; start, give away and end executors as far as that needs it."""
+        for request, (dispatch, client) in list(device.waiting.items()):
+            executor = device.executor_of(client) or self._take(device, client)
+            if executor is not None and executor.ready and not self._held(client):
+                del device.waiting[request]
+                executor.turn = next(self._turns)
+                executor.running[request] = dispatch.slot
+                self._send(dispatch, executor.worker, _own(dispatch.victims, executor) if dispatch.victims else ())
+        if device.shared is None:
+            return
+        without = {client for _, client in device.waiting.values() if device.executor_of(client) is None}
+        given = device.given()
+        ending = sum(each.stopping for each in given)
+        for executor in [each for each in device.idle() if each.client][: max(0, len(without) - ending)]:
+            if len(given) - ending >= device.most:
+                self._stop(executor)
+                ending += 1
+        if device.executor_of("") is None and (without or not (device.closing or device.failed)):
+            worker = next(self._numbers)
+            device.executors[worker] = ClientExecutor(worker)
+            self._on[worker] = device
+            self._decisions.append(StartWorker(worker, WorkerKind.EXECUTOR, device.index))
+        elif device.closing and not device.executors:
+            self._inside.append(self._closed(device, events.WorkerGone(time_s, -1, "stopped")))
+        elif device.closing and not without:
+            for executor in device.idle():
+                self._stop(executor)
+
+    def _held(self, client: str) -> bool:
+        """Return True if a client runs as much as it may."""
+        most = self._max_running.get(client)
+        return most is not None and sum(whose == client for _, whose in self._running.values()) >= most
+
+    def _send(self, dispatch: Dispatch, worker: int, victims: tuple[bytes, ...] = ()) -> None:
+        self._running[dispatch.request] = worker, self._requests[dispatch.request].client
+        self._decisions.append(structs.replace(dispatch, worker=worker, victims=victims))
+
+    def _take(self, device: DeviceExecutors, client: str) -> ClientExecutor | None:
+        """Give the spare executor to a client, if the device has room for one more."""
+        spare = device.executor_of("")
+        if spare is None or len(device.given()) >= device.most:
+            return None
+        spare.client = client
+        return spare
+
+    def _stop(self, executor: ClientExecutor) -> None:
+        executor.stopping = True
+        self._decisions.append(StopWorker(executor.worker))
+
+
+def _own(keys: Sequence[bytes], executor: ClientExecutor) -> tuple[bytes, ...]:
+    """Return the objects that an executor has."""
+    return tuple([key for key in keys if key in executor.keys])

@@ -1,0 +1,255 @@
+"""Under any policy, each executor serves one client, and a client's faults cost no other client an executor."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kaas.scheduling.checks import CheckedPolicy
+from kaas.scheduling.decisions import Decision, Dispatch, Evict, EvictTo, Policy, PolicyFactory, Prefetch, StartWorker
+from kaas.scheduling.events import (
+    ClientGone,
+    Event,
+    ObjectUse,
+    Ordered,
+    Outcome,
+    PhysicalDevice,
+    RequestArrived,
+    RequestDone,
+    Residency,
+    Tick,
+    WorkerAdopted,
+    WorkerGone,
+    WorkerKind,
+    WorkerReady,
+)
+from kaas.scheduling.policies import POLICIES, factory
+from kaas.scheduling.process_isolation import ProcessIsolation
+from tests.scheduling.policies.test_every_policy import FACTORIES, chaos
+from tests.scheduling.policies.world import EXECUTOR, World
+
+
+def isolated(inside: PolicyFactory) -> PolicyFactory:
+    """Return a factory of a policy behind walls; what the policy inside hears and decides is checked too."""
+
+    def make(devices: Sequence[PhysicalDevice]) -> Policy:
+        shared = [replace(device, client_executors=None) for device in devices]
+        return ProcessIsolation(CheckedPolicy(inside(shared), shared), devices)
+
+    return make
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+@settings(max_examples=30)
+@given(
+    data=st.data(),
+    devices=st.integers(1, 3),
+    slots=st.integers(1, 2),
+    etask_workers=st.integers(1, 2),
+    more=st.integers(0, 2),
+)
+def test_every_request_is_answered_once_by_an_executor_of_its_client(
+    name: str, data: st.DataObject, devices: int, slots: int, etask_workers: int, more: int
+) -> None:
+    most = slots + more
+    world = World(isolated(FACTORIES[name]), devices, slots, etask_workers, client_executors=most)
+    chaos(world, data)
+    for flows in world.served.values():
+        assert len({client for client, _ in flows}) == 1
+    serving = Counter(
+        started.device
+        for worker, started in world.workers.items()
+        if started.kind is EXECUTOR and worker in world.served
+    )
+    assert all(count <= most for count in serving.values())
+
+
+def walled(most: int, policy: str = "fcfs", devices: int = 1, slots: int = 1) -> World:
+    """Return a world whose devices have spare executors."""
+    world = World(isolated(factory(policy)), devices, slots, client_executors=most)
+    world.tick()
+    up_all(world)
+    return world
+
+
+def up_all(world: World) -> None:
+    for worker in sorted(set(world.starting) - world.stopping):
+        world.up(worker)
+
+
+def run(world: World, client: str) -> int:
+    """Run a request of a client to its end; return its worker."""
+    request = world.arrive(client)
+    for worker in world.stopped():
+        world.gone(worker, "stopped")
+    up_all(world)
+    worker, _ = world.running[request]
+    world.finish(request, 1.0)
+    return worker
+
+
+def test_a_new_client_finds_an_executor_that_started_ahead() -> None:
+    world = walled(3)
+    (spare,) = world.workers
+    request = world.arrive("ada")
+    assert world.running[request] == (spare, 0)
+    assert len(world.starting) == 1  # for the next client
+    world.finish(request)
+    up_all(world)
+    assert run(world, "ada") == spare
+    assert run(world, "bob") != spare
+
+
+def test_the_executor_that_was_used_longest_ago_ends_for_a_new_client() -> None:
+    world = walled(2)
+    ada, bob = run(world, "ada"), run(world, "bob")
+    assert run(world, "ada") == ada
+    world.arrive("eve")
+    assert world.stopping == {bob}
+    assert not world.running  # until bob's memory is free
+    world.gone(bob, "stopped")
+    up_all(world)
+    ((worker, _),) = world.running.values()
+    assert worker not in (ada, bob)
+    assert run(walled(2), "bob") == 0
+
+
+def test_a_fault_of_one_client_costs_the_others_nothing() -> None:
+    world = walled(2, "mqfq_sticky")
+    ada = run(world, "ada")
+    request = world.arrive("bob")
+    bob, _ = world.running[request]
+    world.gone(bob, "a kernel broke the device", device_s=1.0)
+    assert ada in world.workers
+    assert run(world, "ada") == ada
+    assert run(world, "bob") not in (ada, bob)
+
+
+def test_a_cancelled_request_does_not_wait_for_its_executor() -> None:
+    world = walled(1)
+    run(world, "ada")
+    cancelled = world.arrive("bob")
+    assert not world.running
+    world.cancel(cancelled)
+    request = world.arrive("ada")
+    for worker in world.stopped():
+        world.gone(worker, "stopped")
+    up_all(world)
+    assert list(world.running) == [request]
+
+
+def test_executors_of_a_client_that_has_gone_end() -> None:
+    world = walled(2, devices=2)
+    ada = run(world, "ada")
+    world.feed(ClientGone(0.0, "ada"))
+    assert world.stopping == {ada}
+
+
+def test_an_executor_that_does_not_start_rejects_what_waits_for_it_and_the_next_request_tries_again() -> None:
+    world = walled(2)
+    request = world.arrive("ada")
+    ada, _ = world.running[request]
+    world.finish(request)
+    (spare,) = world.starting
+    world.gone(spare, "no memory")
+    assert not world.starting
+    assert run(world, "ada") == ada
+    refused = world.arrive("bob")
+    (worker,) = world.starting
+    world.gone(worker, "no memory")
+    assert world.rejected == [refused]
+    assert run(world, "bob") not in (ada, worker)
+
+
+def test_an_executor_of_an_earlier_pool_serves_no_client_any_more() -> None:
+    world = World(isolated(factory("fcfs")), client_executors=2)
+    world.feed(WorkerAdopted(0.0, 7, EXECUTOR, 0, 1, 1))
+    assert world.stopping == {7}
+    world.tick()
+    up_all(world)
+    assert run(world, "ada") != 7
+
+
+class Asks:
+    """A policy that gives the orders of a test on each Tick."""
+
+    def __init__(self, orders: Sequence[Decision]) -> None:
+        self.orders = list(orders)
+        self.heard: list[Event] = []
+
+    def handle(self, event: Event) -> list[Decision]:
+        self.heard.append(event)
+        match event:
+            case Tick() if event.time_s == 0.0:
+                return [StartWorker(5, EXECUTOR, 0)]
+            case Tick():
+                return self.orders
+            case RequestArrived():
+                return [Dispatch(event.request, 5, 0)]
+        return []
+
+
+ADAS, BOBS, BOTH = b"ada", b"bob", b"both"
+
+
+def asked(orders: Sequence[Decision]) -> tuple[Asks, CheckedPolicy, list[Decision]]:
+    """Return a policy, its pool's view, and the decisions on its orders: ada's executor is 0, bob's is 1."""
+    devices = [PhysicalDevice(0, "software", None, client_executors=2)]
+    inside = Asks(orders)
+    policy = CheckedPolicy(ProcessIsolation(inside, devices), devices)
+    policy.handle(Tick(0.0))
+    for worker, client, key in ((0, "ada", ADAS), (1, "bob", BOBS)):
+        policy.handle(WorkerReady(0.0, worker, WorkerKind.EXECUTOR, 0, 1, 1))
+        policy.handle(RequestArrived(0.0, worker, client, "f", (ObjectUse(key, 1), ObjectUse(BOTH, 1))))
+        policy.handle(Residency(0.0, worker, (key, BOTH), ()))
+        policy.handle(RequestDone(0.0, worker, worker, 0, Outcome.SUCCEEDED, 1.0))
+    inside.heard.clear()
+    return inside, policy, policy.handle(Tick(1.0))
+
+
+def test_an_order_is_divided_among_the_executors_that_it_concerns() -> None:
+    inside, policy, decided = asked([Evict(5, (ADAS, BOBS, BOTH, b"?"), 9, EvictTo.HOST)])
+    assert [(each.worker, each.keys) for each in decided if isinstance(each, Evict)] == [
+        (0, (ADAS, BOTH)),
+        (1, (BOBS, BOTH)),
+    ]
+    first, second = (each.order for each in decided if isinstance(each, Evict))
+    policy.handle(Residency(1.0, 0, (), (ADAS, BOTH), (ADAS, BOTH)))
+    policy.handle(Ordered(1.0, 0, first, (ADAS, BOTH), ()))
+    policy.handle(Residency(1.0, 1, (), (BOBS,), (BOBS,)))
+    policy.handle(Ordered(1.0, 1, second, (BOBS,), (BOTH,)))
+    assert inside.heard[1:] == [
+        Residency(1.0, 5, (), (ADAS,), (ADAS,)),  # bob's executor has what both read
+        Residency(1.0, 5, (), (BOBS,), (BOBS,)),
+        Ordered(1.0, 5, 9, (ADAS, BOBS, BOTH), (b"?",)),
+    ]
+
+
+def test_an_order_that_no_executor_can_follow_is_answered_with_the_next_event() -> None:
+    inside, policy, decided = asked([Prefetch(5, (ADAS,), 3)])  # no request that waits reads it
+    assert decided == []
+    assert inside.heard == [Tick(1.0)]
+    policy.handle(WorkerReady(1.0, 2, WorkerKind.EXECUTOR, 0, 1, 1))
+    assert inside.heard == [Tick(1.0), Ordered(1.0, 5, 3, (), (ADAS,))]
+
+
+def test_the_end_of_an_executor_answers_its_part_of_an_order() -> None:
+    inside, policy, decided = asked([Evict(5, (ADAS, BOBS), 9)])
+    first, second = (each.order for each in decided if isinstance(each, Evict))
+    policy.handle(Ordered(1.0, 1, second, (), (BOBS,)))
+    policy.handle(WorkerGone(1.0, 0, "killed"))
+    assert first != second
+    assert inside.heard[1:] == [Ordered(1.0, 5, 9, (), (ADAS, BOBS)), Residency(1.0, 5, (), (ADAS,))]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_policies_hear_of_one_executor_on_each_device(name: str) -> None:
+    world = walled(2, name, devices=2)
+    for client in "abcab":
+        run(world, client)
+    assert len(world.answered) == 5
