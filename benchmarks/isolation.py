@@ -1,10 +1,15 @@
-"""The cost of fences: the kernels of ResNet-50, a GEMM and nearest neighbours, with `isolation="fence"` and without.
+"""What each level of isolation costs, and what it stops.
 
-    python -m benchmarks.isolation [--json] [--rounds 15]
+    python -m benchmarks.isolation [--json] [--rounds 15] [--turns 3]
 
-Two executors, each with a software device, take turns with the same request, whose constants stay on both. A ratio is
-the median over the rounds of the device seconds of the kernels, with fences over without. fence_over_none is the
-geometric mean of the workloads, fence_worst the largest.
+Kernels: two executors, each with a software device, take turns with the same request, whose constants stay on both. A
+ratio is the median over the rounds of the device seconds of the kernels, with fences over without. fence_over_none is
+the geometric mean of ResNet-50, a GEMM and nearest neighbours, fence_worst the largest.
+
+Pools: each level in turns, as `isolated_pools.py` says. process_over_none is the rate of four clients without
+isolation over that with executors of each client.
+
+Escapes: the attacks of `escaping.py` that read or changed something of another client, under fences and processes.
 """
 
 from __future__ import annotations
@@ -19,6 +24,8 @@ import numpy as np
 import cutlass_blas
 import kaas
 import softgpu
+from benchmarks.escaping import escapes
+from benchmarks.isolated_pools import compare
 from benchmarks.models import MODELS
 from benchmarks.report import Bar, parser, positive, report
 from kaas.executor.device.device import open_device
@@ -96,6 +103,7 @@ def seconds(executors: Mapping[str, Executor], request: RunRequest, rounds: int)
 def main() -> None:
     options = parser((__doc__ or "").partition("\n")[0])
     options.add_argument("--rounds", type=positive, default=15)
+    options.add_argument("--turns", type=positive, default=3, help="pools of each level")
     chosen = options.parse_args()
     softgpu.load([MEMORY_BYTES] * 2)
     levels = ("none", "fence")
@@ -112,9 +120,17 @@ def main() -> None:
         ratios[name] = median(with_ / without for without, with_ in zip(taken["none"], taken["fence"], strict=True))
         detail |= {f"{name}_{level}_ms": 1e3 * median(taken[level]) for level in levels}
         detail[f"{name}_fence_over_none"] = ratios[name]
+    pools = compare(chosen.turns)
+    attacks = {level: escapes(level) for level in ("fence", "process")}
+    detail |= {f"pool_{level}_{name}": value for level, figures in pools.items() for name, value in figures.items()}
+    for level, (tried, faulted, _) in attacks.items():
+        detail |= {f"{level}_attacks": tried, f"{level}_attacks_that_faulted": faulted}
     bars: dict[str, Bar] = {
         "fence_over_none": (geometric_mean(ratios.values()), "<=", 1.05),
         "fence_worst": (max(ratios.values()), "<=", 1.15),
+        "process_over_none": (pools["none"]["rate"] / pools["process"]["rate"], "<=", 1.3),
+        "attacks": (min(tried for tried, _, _ in attacks.values()), ">=", 100),
+        "escapes": (sum(escaped for _, _, escaped in attacks.values()), "<=", 0),
     }
     report("isolation", bars, detail, chosen.json)
 

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md, made from the last result of each benchmark: no figure on that page is written by hand.
+"""docs/benchmarks.md, and the table of docs/security.md, made from the last results: no figure there is typed.
 
 `make bench` keeps each benchmark's report in benchmarks/results/NAME.json, with the date, commit and processor of the
 measurement, and writes the page; `make gpu` keeps those of an NVIDIA GPU in gpu-NAME.json; `python -m benchmarks.page`
@@ -26,6 +26,9 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 MEANINGS = HERE / "meanings.toml"
 PAGE = HERE.parent / "docs" / "benchmarks.md"
+
+SECURITY = HERE.parent / "docs" / "security.md"
+TABLE_BEGINS, TABLE_ENDS = "<!-- made by `python -m benchmarks.page` -->", "<!-- end of the table -->"
 
 NOT_MEASURED = "not measured since this table is generated"
 
@@ -195,6 +198,33 @@ def _range(times: Sequence[float]) -> str:
     return first if first == last else f"{first} to {last}"
 
 
+def isolation_table(detail: Mapping[str, Any]) -> str:
+    """Return the table of docs/security.md: what each level costs."""
+    levels = {name.split("_")[1]: None for name in detail if name.startswith("pool_")}
+    if not levels:
+        return f"It is {NOT_MEASURED}."
+    figures = {
+        "throughput of four clients, requests/s": "rate",
+        "latency of one client, ms": "latency_ms",
+        "first answer to a new client, ms": "first_ms",
+        "memory of the executors, MB": "memory_mb",
+    }
+    rows = [f"| one device, kernels of 5 ms | {' | '.join(f'`{level}`' for level in levels)} |"]
+    rows.append(f"|{' --- |' * (len(levels) + 1)}")
+    for text, figure in figures.items():
+        measured = [detail[f"pool_{level}_{figure}"] for level in levels]
+        rows.append(f"| {text} | {' | '.join(f'{each:.3g}' for each in measured)} |")
+    return "\n".join(rows)
+
+
+def security() -> str:
+    """Return docs/security.md with the table of the last result."""
+    before, begin, rest = SECURITY.read_text().partition(TABLE_BEGINS)
+    _, end, after = rest.partition(TABLE_ENDS)
+    table = isolation_table(kept()["isolation"]["detail"])
+    return f"{before}{begin}\n{table}\n{end}{after}"
+
+
 def kept(folder: Path = RESULTS) -> dict[str, Any]:
     """Return the last results, by benchmark."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
@@ -207,6 +237,7 @@ def current() -> str:
 
 def main() -> int:
     PAGE.write_text(current())
+    SECURITY.write_text(security())
     return 0
 
 

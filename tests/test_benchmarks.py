@@ -26,6 +26,7 @@ RESULT = {
 
 def test_the_page_is_made_of_the_results() -> None:
     assert page.PAGE.read_text() == page.current()
+    assert page.SECURITY.read_text() == page.security()
 
 
 def test_the_page_of_the_scheduling_papers_is_made_of_the_results() -> None:

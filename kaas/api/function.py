@@ -304,7 +304,7 @@ def call_function(
     with calls.attachments(session.store) as attachments:
         signature, message, attached = function._packed(session, attachments, inputs, options, arrays, bound.named)
         try:
-            return calls.submit(signature, message, attached, bound.constants, bound)
+            return calls.submit(signature, message, attached, bound.constants, bound, options.deadline_s)
         except KaasError:
             raise
         except ValueError as error:
@@ -369,7 +369,7 @@ def call(
     signature, attachments = signature_of(task_or_function), calls.attachments(session.store)
     with attachments:
         message, attached = pack(signature, inputs, scalars, caller, attachments)
-        return calls.submit(signature, message, attached)
+        return calls.submit(signature, message, attached, deadline_s=deadline_s)
 
 
 _CALL_DEFAULTS = (None, None, None, RETRIES, False)

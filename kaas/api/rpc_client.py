@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from kaas.api.pending_call import CallAttachments, PendingCall, RefLeases, placed
+from kaas.api.timed_reply import TimedReply
 from kaas.errors import KaasError, NotInitialized, OutOfHostMemory, PoolStopped
 from kaas.futures import Future, MakeResult, PendingReply, running_loop
 from kaas.wire import messages, specs
@@ -19,6 +20,7 @@ from kaas.wire.connections.connect import connect
 from kaas.wire.connections.connection import AnyConnection, Connection, ConnectionLost
 from kaas.wire.connections.reply_reader import TAKEN_EVERY, ReplyReader
 from kaas.wire.connections.shared_memory import BlockLease, Outbox
+from kaas.wire.connections.timer_thread import TimerThread
 from kaas.wire.error_codec import decode_error
 from kaas.wire.messages import AnnounceFunction, CancelCall, Drop, PoolQuery, Submit
 from kaas.wire.outputs import outputs_from
@@ -70,6 +72,7 @@ class RpcClient:
         self._numbers = count()
         self._makers: dict[str, MakeResult] = {}
         self._outbox = Outbox()
+        self._timer = TimerThread("kaas-deadlines")
         self._ref_leases = RefLeases(self._hold, pool.drop)
         self._receiver = ReplyReader(self._take, self._connection_lost)
         self.lock = self._receiver.lock  # guards the fields below, and pending replies
@@ -105,16 +108,13 @@ class RpcClient:
         attached: Sequence[Any],
         constants: Any = None,
         owner: Any = None,
+        deadline_s: float | None = None,
     ) -> Future:
         """Send an invocation.
 
-        Args:
-            function: the function to run.
-            message: the encoded invocation.
-            attached: in the order of the message, references, values as `attachments` took them, and the name of
-                the constants.
-            constants: the reference to them, which is held for as long as owner lives.
-            owner: the function's object in the program.
+        `message` is the encoded invocation, `deadline_s` its deadline. `attached` are, in the order of the message,
+        references, values as `attachments` took them, and the name of the constants. `constants` is the reference to
+        them, which is held for as long as `owner` lives, the function's object in the program.
 
         Raises:
             PoolStopped, NotInitialized
@@ -126,7 +126,9 @@ class RpcClient:
             if constants is not None:
                 self._ref_leases.keep(owner, [constants])
             keys = self._ref_leases.use(refs) if refs else ()
-        pending = PendingReply(self, next(self._numbers))
+        number = next(self._numbers)
+        timed = None if deadline_s is None else TimedReply(self, number, deadline_s, function.task.label)
+        pending = timed or PendingReply(self, number)
         self._begin(PendingCall(pending, "", (message,), attached, keys, function, owner))
         return Future(pending, self._makers.get(function.key) or self._maker(function))
 
@@ -220,9 +222,12 @@ class RpcClient:
     # --- replies
 
     def wait(self, pending: PendingReply, timeout_s: float | None) -> None:
-        """Wait for a reply, timeout_s at most."""
+        """Wait for a reply, timeout_s at most. A call with a deadline ends soon after it."""
         self.check_process()
-        self._receiver.wait(pending, timeout_s)
+        if isinstance(pending, TimedReply):
+            pending.wait(self._receiver, timeout_s)
+        else:
+            self._receiver.wait(pending, timeout_s)
 
     def call(self, callbacks: Sequence[Callable[[], Any]]) -> None:
         """Have the receiving thread call these."""
@@ -231,6 +236,8 @@ class RpcClient:
     def watch(self, pending: PendingReply) -> None:
         """Have the receiving thread end a call, since no thread waits for it."""
         self._receiver.watch(pending.number)
+        if isinstance(pending, TimedReply):
+            pending.expire_by(self._timer)
 
     def forget(self, pending: PendingReply) -> None:
         """Cancel a call whose future no program has any more."""
@@ -385,6 +392,7 @@ class RpcClient:
             call.pending.end(error=error)
         self._ref_leases.close()
         self._outbox.close()
+        self._timer.close()
 
 
 def _release(leases: Sequence[BlockLease]) -> None:

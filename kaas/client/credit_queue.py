@@ -6,11 +6,11 @@ from collections.abc import Callable
 from time import monotonic
 
 from kaas.client.open_calls import OpenCall, too_large
-from kaas.client.timer_thread import TimerThread
 from kaas.errors import DeadlineExceeded, RequestTooLarge
 from kaas.futures import PendingReply
 from kaas.wire import protocol
 from kaas.wire.connections.reply_reader import ReplyReader
+from kaas.wire.connections.timer_thread import TimerThread
 from kaas.wire.rpc.credit import Credit
 
 

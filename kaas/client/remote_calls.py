@@ -15,12 +15,12 @@ from kaas.client.connecting import ServerEndpoint, error_of
 from kaas.client.credit_queue import CreditQueue
 from kaas.client.open_calls import OpenCall, OpenQuestion, TryAgain
 from kaas.client.server_connection import BROKEN, MALFORMED, ServerConnection
-from kaas.client.timer_thread import TimerThread
 from kaas.errors import KaasError, NotInitialized, Unreachable
 from kaas.futures import PendingReply
 from kaas.wire import protocol
 from kaas.wire.connections.connection import AnyConnection, ConnectionLost
 from kaas.wire.connections.reply_reader import TAKEN_EVERY, ReplyReader
+from kaas.wire.connections.timer_thread import TimerThread
 from kaas.wire.rpc.client_half import ClientHalf
 from kaas.wire.rpc.credit import Credit
 

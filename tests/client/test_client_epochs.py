@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 import kaas
-from kaas.client import timer_thread
 from kaas.client.open_calls import OpenCall
 from kaas.client.remote_calls import RemoteCalls
 from kaas.errors import DeadlineExceeded, NotInitialized, UnknownFunction, UnknownObject, Unreachable
 from kaas.wire import protocol
-from kaas.wire.connections import reply_reader
+from kaas.wire.connections import reply_reader, timer_thread
 from tests.client.client_setting import ONES, TASK, client, server, wait_for_invokes
 from tests.client.fake_server import FakeServer
 from tests.forks import refused_in_a_child, uses

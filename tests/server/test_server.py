@@ -289,6 +289,7 @@ def test_the_pool_of_a_server_is_as_configured() -> None:
         devices=(kaas.Device(speed=2.0),),
         policy="static",
         slots=2,
+        isolation="auto",
         clients={"alice": kaas.ClientSettings(weight=2.0)},
         client_faults_allowed=8,
     )

@@ -279,7 +279,7 @@ class CacheCommands:
 
 def concerns(order: CacheOrder, worker: WorkerRecord) -> bool:
     """Return True if an executor may carry out an order: it serves all clients, or that of the order."""
-    return worker.device.client_executors is None or worker.client == order.client
+    return not worker.walled or worker.client == order.client
 
 
 class RequestsByObject:

@@ -20,7 +20,7 @@ from kaas.scheduling.events import (
     WorkerKind,
     WorkerReady,
 )
-from kaas.wire.status.status import DeviceStatus, PinStatus, WorkerInfo
+from kaas.wire.status.status import DeviceStatus, ExecutorStatus, PinStatus, WorkerInfo
 
 GRACE_S = 2.0
 """The pool ends an executor this much later than the run limit: the executor can end the run itself, with less damage
@@ -63,6 +63,16 @@ class WorkerRecord:
     def name(self) -> str:
         """The worker in words, for errors."""
         return f"worker {self.id} (pid {self.info.pid if self.info else 0}) on device {self.device.index}"
+
+    @property
+    def walled(self) -> bool:
+        """The worker serves one client only, on a device with executors of several."""
+        return self.kind is WorkerKind.EXECUTOR and self.device.client_executors is not None
+
+    @property
+    def shown(self) -> ExecutorStatus:
+        """The worker as `kaas.status()` shows executors of one client."""
+        return ExecutorStatus(self.id, self.state, self.info.pid if self.info else 0, self.client)
 
     @property
     def state(self) -> str:
@@ -128,6 +138,7 @@ def device_status(
         worker.serves,
         tuple(each.id for each in here[1:]),
         "" if worker.info is not None else reason,
+        tuple(each.shown for each in sorted(here, key=lambda each: each.id)) if worker.walled else (),
     )
 
 
@@ -165,8 +176,8 @@ class WorkerManager:
 
     def start(self, decision: StartWorker, device: PhysicalDevice, serves: str) -> None:
         """Start a worker. serves: the label of its only function, "" for a worker of all functions."""
-        spare = decision.kind is WorkerKind.EXECUTOR and device.client_executors is not None
-        worker = WorkerRecord(decision.worker, device, decision.kind, decision.client, serves, spare)
+        worker = WorkerRecord(decision.worker, device, decision.kind, decision.client, serves)
+        worker.spare = worker.walled
         self.workers[worker.id] = worker
         self._background.run(self._start(worker, decision))
 

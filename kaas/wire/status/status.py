@@ -39,6 +39,16 @@ class PinStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ExecutorStatus:
+    """An executor of one client. client: "" of one that has started ahead. state: as of `DeviceStatus`."""
+
+    worker: int
+    state: str
+    pid: int
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceStatus:
     """A device and the worker on it: of several workers the running one, or else the newest.
 
@@ -46,8 +56,9 @@ class DeviceStatus:
         state: "starting", "idle", "busy" or "stopping"; without a worker "lost" if the last one ended by itself, else
             "unused": the policy has started no worker, or has stopped it.
         worker_kind: "executor" or "etask"; "" without a worker. client, serves: the client and the eTask
-            that an eTask's worker serves. others: further workers of eTasks on this device. reason: why the last worker
-            ended or could not start, of a device that is "lost" or on which another worker is "starting".
+            that the worker serves. others: further workers on this device. reason: why the last worker ended or could
+            not start, of a device that is "lost" or on which another worker is "starting". executors: with
+            isolation="process", all on the device.
     """
 
     index: int
@@ -62,6 +73,7 @@ class DeviceStatus:
     serves: str = ""
     others: tuple[int, ...] = ()
     reason: str = ""
+    executors: tuple[ExecutorStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import msgspec
 import softgpu
 from kaas.config import ClientSettings, Config, Device, FunctionProfile, described
 from kaas.wire.status.stats import KernelStats, OutcomeStats, StageStats, Stats, TierStats
-from kaas.wire.status.status import DeviceStatus, PinStatus, QuarantineStatus, Status, WorkerInfo
+from kaas.wire.status.status import DeviceStatus, ExecutorStatus, PinStatus, QuarantineStatus, Status, WorkerInfo
 
 T = TypeVar("T")
 
@@ -24,6 +24,7 @@ _CLASSES = {
         Config,
         Device,
         DeviceStatus,
+        ExecutorStatus,
         FunctionProfile,
         KernelStats,
         OutcomeStats,
