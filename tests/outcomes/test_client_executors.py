@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import kaas
 from kaas.errors import DeviceLost
 from kaas.worker import sandbox
 from softgpu import user_cache
+from tests.api.conftest import add_task
 from tests.server.servers import DEVICE, WIDTH, Server, scaled
 from tests.timeouts import TIMEOUT_S
 
@@ -160,3 +162,24 @@ def test_code_in_an_executor_finds_nothing_of_another_client_and_takes_no_other_
         assert each["others' compiled code"].startswith("PermissionError")
         assert each["code for others"].startswith("PermissionError")
         assert each["its own code"] in ("False", "True")  # a kernel may be in the cache already
+
+
+def test_pins_and_status_are_of_the_clients_executors() -> None:
+    config = kaas.Config(devices=(kaas.Device("software", 64 << 20),), isolation="process", client_executors=2)
+    kaas.init(ray=False, name=f"walls {os.getpid()}", config=config)
+    try:
+        a, b = np.arange(WIDTH, dtype=np.float32), np.ones(WIDTH, np.float32)
+        function = kaas.register(add_task(WIDTH), {"b": b})
+        kaas.pin(function)  # before any executor is this client's
+        assert [pin.state for pin in kaas.status().devices[0].pins] == ["loading"]
+        for client in (None, "bob"):
+            np.testing.assert_array_equal(kaas.call(function, {"a": a}, client=client).result(TIMEOUT_S), a + b)
+        shown = [each for each in kaas.status().devices[0].executors if each.client]
+        assert len({each.pid for each in shown}) == len({each.client for each in shown}) == 2
+        assert "bob" in {each.client for each in shown}
+        while [pin.state for pin in kaas.status().devices[0].pins] != ["held"]:
+            pass  # the executor carries out the order beside the request
+        kaas.unpin(function)
+        assert not kaas.status().devices[0].pins
+    finally:
+        kaas.shutdown()

@@ -88,6 +88,8 @@ class CacheCommands:
     async def carry_out(self, order: CacheOrder, device: int | None = None) -> list[int]:
         """Carry out an order on the worker of one device, or of each; return these workers.
 
+        With isolation="process" these are the executors of the order's client, which may have none yet.
+
         Raises:
             InvalidRequest: there is no such device. DeviceUnavailable: it has no worker.
             PoolStopped: the pool is closed. KaasError: the error of the first worker that failed.
@@ -95,9 +97,10 @@ class CacheCommands:
         self._host.check_open()
         if device is not None and not 0 <= device < self._devices:
             raise InvalidRequest(f"the pool has devices 0 to {self._devices - 1}, no {device}")
-        workers = [worker for worker in self._executors(order) if device in (None, worker.device.index)]
-        if not workers:
+        there = [worker for worker in self._executors() if device in (None, worker.device.index)]
+        if not there:
             raise DeviceUnavailable(f"no worker on {'any device' if device is None else f'device {device}'}")
+        workers = [worker for worker in there if concerns(order, worker)]
         tasks = [self._background.task(self._order(worker, order)) for worker in workers]
         for result in await asyncio.gather(*map(asyncio.shield, tasks), return_exceptions=True):
             if isinstance(result, BaseException):
@@ -126,11 +129,8 @@ class CacheCommands:
     async def _forget(self, worker: WorkerRecord, keys: Sequence[bytes]) -> None:
         await self._try(worker, lambda number: self._transport.discard(number, keys))
 
-    def _executors(self, order: CacheOrder) -> Iterator[WorkerRecord]:
-        """Yield the executors that an order concerns: with isolation="process", those of its client."""
-        for worker in self._workers.values():
-            if worker.kind is WorkerKind.EXECUTOR and concerns(order, worker):
-                yield worker
+    def _executors(self) -> Iterator[WorkerRecord]:
+        return (worker for worker in self._workers.values() if worker.kind is WorkerKind.EXECUTOR)
 
     async def _order(self, worker: WorkerRecord, order: CacheOrder) -> None:
         await worker.settled.wait()
@@ -184,7 +184,7 @@ class CacheCommands:
 
         target names the order; the workers done_by have carried it out.
         """
-        on_device = {worker.device.index: worker for worker in self._executors(order)}
+        on_device = {worker.device.index: worker for worker in self._executors() if concerns(order, worker)}
         for index in range(self._devices) if device is None else (device,):
             pin = self._pins[target, index] = _Pin(order.function or target.hex(), order)
             worker = on_device.get(index)
