@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from dataclasses import replace
 
 from kaas.errors import KaasError
 from kaas.worker.process_orders import ExecutorOrders
@@ -26,7 +27,7 @@ def main() -> None:
     except KaasError as error:
         report_failure(word_file, error)
         return
-    report_ready(word_file, status_codec.encode(info))
+    report_ready(word_file, status_codec.encode(replace(info, sandboxed=orders.sandbox is not None)))
     threading.Event().wait()  # other threads do the work; the process ends with its parent
 
 

@@ -177,6 +177,7 @@ def test_pins_and_status_are_of_the_clients_executors() -> None:
         shown = [each for each in kaas.status().devices[0].executors if each.client]
         assert len({each.pid for each in shown}) == len({each.client for each in shown}) == 2
         assert "bob" in {each.client for each in shown}
+        assert {each.sandboxed for each in shown} == {sandbox.available()}
         while [pin.state for pin in kaas.status().devices[0].pins] != ["held"]:
             pass  # the executor carries out the order beside the request
         kaas.unpin(function)

@@ -12,7 +12,10 @@ from kaas.wire.status.tables import Shown, as_html, as_text
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """A worker's process and its device. The device of an eTask's worker has no name here."""
+    """A worker's process and its device. The device of an eTask's worker has no name here.
+
+    sandboxed: Linux keeps the process from files, programs and the network (docs/serve.md).
+    """
 
     pid: int
     node: str
@@ -20,6 +23,7 @@ class WorkerInfo:
     memory_bytes: int
     compute_capability: tuple[int, int]
     slots: int = 1
+    sandboxed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +44,17 @@ class PinStatus:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorStatus:
-    """An executor of one client. client: "" of one that has started ahead. state: as of `DeviceStatus`."""
+    """An executor of one client.
+
+    Fields:
+        client: "" of one that has started ahead. state: as of `DeviceStatus`. sandboxed: as of `WorkerInfo`.
+    """
 
     worker: int
     state: str
     pid: int
     client: str
+    sandboxed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +136,7 @@ NODE_SHOWN = 8
 
 
 def status_tables(status: Status) -> list[Shown]:
-    """Return the pool's devices, with counts and troubles below them."""
+    """Return the pool's devices, with counts and troubles below them, and the executors of each client."""
     columns = ("device", "kind", "state", "worker", "busy slots", "pins", "node", "pid", "name", "memory")
     rows = []
     for device in status.devices:
@@ -138,7 +147,15 @@ def status_tables(status: Status) -> list[Shown]:
         memory = f"{info.memory_bytes >> 20} MiB" if info else ""
         process = (info.node[:NODE_SHOWN], str(info.pid), info.device_name) if info else ("", "", "")
         rows.append((str(device.index), device.kind, device.state, worker, slots, pins, *process, memory))
-    return [Shown(f"pool {status.pool}", columns, rows, (_counts(status),), tuple(_troubles(status)))]
+    devices = Shown(f"pool {status.pool}", columns, rows, (_counts(status),), tuple(_troubles(status)))
+    executors = [
+        (str(device.index), str(each.worker), each.client, each.state, str(each.pid), "yes" if each.sandboxed else "no")
+        for device in status.devices
+        for each in device.executors
+    ]
+    if not executors:
+        return [devices]
+    return [devices, Shown("executors", ("device", "worker", "client", "state", "pid", "sandbox"), executors)]
 
 
 def _counts(status: Status) -> str:
