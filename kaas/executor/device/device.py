@@ -22,6 +22,7 @@ from kaas.executor.device.code import LoadedLibrary, load
 from kaas.executor.device.device_memory import HostMemory, MemoryPool, free_bytes, refusal
 from kaas.executor.device.driver_errors import call
 from kaas.executor.device.graphs import Graph
+from kaas.executor.device.host_room import HOST_ROOM
 from kaas.executor.device.monitor import CurrentContext
 from kaas.executor.device.streams import EventPair, Stream
 from kaas.executor.device.window import ClientWindow
@@ -201,14 +202,16 @@ class OpenDevice:
         properties.handleTypes = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
         properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         properties.location.id = int(self._handle)
-        return MemoryPool(call(driver.cuMemPoolCreate, properties), self._info.name)
+        on_host = self._info.kind == "software"
+        return MemoryPool(call(driver.cuMemPoolCreate, properties), self._info.name, on_host=on_host)
 
     def allocate_host(self, nbytes: int) -> HostMemory:
         """Return page-locked host memory, whose copies run at full speed and in parallel with kernels.
 
         Raises:
-            OutOfDeviceMemory: the driver cannot lock that much.
+            OutOfDeviceMemory: the driver cannot lock that much, or the process may not take it.
         """
+        HOST_ROOM.check(nbytes, self._info.name)
         return HostMemory(int(call(driver.cuMemHostAlloc, nbytes, 0, device=self._info.name)), nbytes)
 
     def free_bytes(self) -> int:

@@ -10,6 +10,7 @@ from cuda.bindings import driver
 
 from kaas.errors import KaasError, OutOfDeviceMemory
 from kaas.executor.device.driver_errors import call, check, error_of
+from kaas.executor.device.host_room import HOST_ROOM
 
 
 def free_bytes() -> int:
@@ -46,8 +47,12 @@ class MemoryPool:
     then every stream may use the memory.
     """
 
-    def __init__(self, handle: Any, device: str) -> None:
-        """Make the pool's stream, and let the pool keep freed memory. `device` is the device's name, for errors."""
+    def __init__(self, handle: Any, device: str, *, on_host: bool) -> None:
+        """Make the pool's stream, and let the pool keep freed memory.
+
+        `device` is the device's name, for errors. on_host: the device's memory is host memory.
+        """
+        self._on_host = on_host
         self._handle = handle
         self._device = device
         self._stream = call(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
@@ -58,6 +63,8 @@ class MemoryPool:
 
     def allocate(self, nbytes: int) -> int:
         """Return the address of new memory. Raise OutOfDeviceMemory if there is not enough."""
+        if self._on_host:
+            HOST_ROOM.check(nbytes, self._device)
         status, address = driver.cuMemAllocFromPoolAsync(nbytes, self._handle, self._stream)
         if status:
             raise refusal("cuMemAllocFromPoolAsync", int(status), nbytes, self._device)

@@ -18,6 +18,7 @@ from kaas.errors import KaasError, OutOfDeviceMemory
 from kaas.executor.device.code import LoadedLibrary, load
 from kaas.executor.device.device_memory import refusal
 from kaas.executor.device.driver_errors import call
+from kaas.executor.device.host_room import HOST_ROOM
 from kaas.ktask.library import Library
 
 PAGE_BYTES = 2 << 20
@@ -89,6 +90,7 @@ class Heap:
         Raises:
             OutOfDeviceMemory: the device has not enough.
         """
+        HOST_ROOM.check(nbytes, self._name)
         nbytes = max(1, -(-nbytes // ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
         place = next((at for at, (start, end) in enumerate(self._holes) if end - start >= nbytes), None)
         if place is None:
