@@ -46,7 +46,8 @@ class Quarantine:
         allowed: devices that a function may end, alone on them, before it is in quarantine.
         client_allowed: devices that all functions of one client may end within CLIENT_WINDOW_S; None for any number.
         store: where faults are kept, so that a pool that starts again has them.
-        wall_s: returns the time in seconds since 1970.
+        wall_s: returns the time in seconds since 1970, which is read once: the operator may set it meanwhile. clock_s:
+            returns a time that runs on.
     """
 
     def __init__(
@@ -55,9 +56,11 @@ class Quarantine:
         store: Store | None = None,
         client_allowed: int | None = None,
         wall_s: Callable[[], float] = time.time,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._allowed, self._client_allowed = allowed, client_allowed
-        self._store, self._wall_s = store, wall_s
+        self._store, self._clock_s = store, clock_s
+        self._began_s = wall_s() - clock_s()
         self.records: dict[str, _Record] = {}
         if store is not None:
             self.open(store)
@@ -66,6 +69,12 @@ class Quarantine:
         """Read the faults of a store, and write later ones there."""
         self._store = store
         self.records = {key: msgspec.msgpack.decode(record, type=_Record) for key, record in store.read(FAULTS).items()}
+        now_s = self._now_s()
+        for record in self.records.values():  # no fault lies ahead, whatever the clock said then
+            record.times_s = [min(time_s, now_s) for time_s in record.times_s]
+
+    def _now_s(self) -> float:
+        return self._began_s + self._clock_s()
 
     def fault(self, function: str, label: str, story: str, client: str = "", task: str = "") -> bool:
         """Count a fault of a function that ended a device, alone on it. Return True if it is in quarantine now."""
@@ -78,7 +87,7 @@ class Quarantine:
         """Count a fault of a client. Return True if the client is over its budget now."""
         if self._client_allowed is None:
             return False
-        key, now_s = _CLIENT + client, self._wall_s()
+        key, now_s = _CLIENT + client, self._now_s()
         record = self.records.setdefault(key, _Record(client, client=client))
         record.times_s = [*_counting(record, now_s), now_s][-self._client_allowed - 1 :]
         self._count(key, record, len(record.times_s), story)
@@ -111,7 +120,7 @@ class Quarantine:
 
     def _wait_s(self, record: _Record) -> float:
         """Return the seconds until a client has a fault left of its budget."""
-        now_s = self._wall_s()
+        now_s = self._now_s()
         times_s = _counting(record, now_s)
         if self._client_allowed is None or len(times_s) <= self._client_allowed:
             return 0.0

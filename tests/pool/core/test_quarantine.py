@@ -163,35 +163,58 @@ def test_everything_is_released_when_the_pool_ends_workers(monkeypatch: pytest.M
 # --- budgets of clients
 
 
-class Wall:
-    now_s = 1.7e9
+class Clocks:
+    """now_s: of the clock that runs on. set_s: by how much the operator has set the wall clock."""
 
-    def __call__(self) -> float:
+    now_s = 0.0
+    set_s = 0.0
+
+    def wall(self) -> float:
+        return 1.7e9 + self.now_s + self.set_s
+
+    def clock(self) -> float:
         return self.now_s
 
 
 def test_the_faults_of_a_client_count_whatever_its_functions_are_and_for_an_hour(tmp_path: Path) -> None:
-    store, wall = SqliteStore(str(tmp_path / "store")), Wall()
+    store, clocks = SqliteStore(str(tmp_path / "store")), Clocks()
     store.open()
-    quarantine = Quarantine(1, store, 2, wall)
+    quarantine = Quarantine(1, store, 2, clocks.wall, clocks.clock)
     for fault in range(3):
         assert quarantine.refusal("any", "mallory") is None
         quarantine.client_fault("mallory", f"fault {fault}")
-        wall.now_s += 60
-    for known in (quarantine, Quarantine(1, store, 2, wall)):
+        clocks.now_s += 60
+    for known in (quarantine, Quarantine(1, store, 2, clocks.wall, clocks.clock)):
         refusal = known.refusal("any", "mallory")
         assert refusal is not None
         assert (refusal.client, refusal.function, refusal.faults) == ("mallory", "", 3)
         assert refusal.retry_s == CLIENT_WINDOW_S - 180
         assert known.refusal("any", "alice") is None
         assert [held.key for held in known.status()] == ["client:mallory"]
-    wall.now_s += CLIENT_WINDOW_S - 180
+    clocks.now_s += CLIENT_WINDOW_S - 180
     assert quarantine.refusal("any", "mallory") is None
     assert quarantine.status() == ()
     quarantine.client_fault("mallory", "once more")
     assert quarantine.refusal("any", "mallory") is not None
     assert quarantine.pardon("client:mallory")
-    assert Quarantine(1, store, 2, wall).refusal("any", "mallory") is None
+    assert Quarantine(1, store, 2, clocks.wall, clocks.clock).refusal("any", "mallory") is None
+    store.close()
+
+
+@pytest.mark.parametrize("step_s", [-3600.0, 3600.0])
+def test_a_step_of_the_wall_clock_moves_no_fault(tmp_path: Path, step_s: float) -> None:
+    store, clocks = SqliteStore(str(tmp_path / "store")), Clocks()
+    store.open()
+    quarantine = Quarantine(1, store, 2, clocks.wall, clocks.clock)
+    for fault in range(3):
+        quarantine.client_fault("mallory", f"fault {fault}")
+    clocks.set_s = step_s
+    refusal = quarantine.refusal("any", "mallory")
+    assert refusal is not None
+    assert refusal.retry_s == CLIENT_WINDOW_S
+    later = Quarantine(1, store, 2, clocks.wall, clocks.clock).refusal("any", "mallory")
+    assert (later is None) == (step_s > 0)  # by the clock that is shown, an hour has passed
+    assert later is None or later.retry_s <= CLIENT_WINDOW_S
     store.close()
 
 
