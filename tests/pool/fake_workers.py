@@ -136,6 +136,20 @@ def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "GRACE_S", 0.0)
 
 
+class Clock:
+    """The time of the running loop, which passes only when the test says so."""
+
+    def __init__(self, patched: pytest.MonkeyPatch) -> None:
+        loop = asyncio.get_running_loop()
+        self.now_s = loop.time()
+        patched.setattr(loop, "time", lambda: self.now_s)
+
+    async def pass_(self, seconds: float) -> None:
+        """Let time pass, and the loop do what falls due."""
+        self.now_s += seconds
+        await settle()
+
+
 LOST = DeviceLost("illegal address", call="cuStreamSynchronize", code=700)
 
 

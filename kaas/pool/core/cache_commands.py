@@ -272,7 +272,9 @@ class CacheCommands:
             return None
 
     def ended(self, request: Request) -> None:
-        """Take in that a request is ENDED."""
+        """Take in that a request is ENDED: commands may have waited for the room that it had on its worker."""
+        if request.worker is not None:
+            self._timeouts.heard(request.worker)
         if self.references is not None:
             self.references.remove(request)
 
@@ -319,7 +321,8 @@ class WorkerSilent(Exception):
 class Timeouts:
     """Timeouts of commands to workers. Each reply of a worker extends the timeouts of its other commands.
 
-    A worker carries out its commands one after the other, so a command may wait long for those before it.
+    A worker carries out its commands one after the other, so a command may wait long for those before it, and a load
+    for the room of runs.
     """
 
     def __init__(self) -> None:
@@ -343,12 +346,12 @@ class Timeouts:
             raise
         finally:
             waits.pop(wait, None)
-            self._extend(worker, waits)
+            self.heard(worker)
+            if not waits:
+                self._waits.pop(worker, None)
 
-    def _extend(self, worker: int, waits: dict[asyncio.Timeout, float]) -> None:
-        now_s = asyncio.get_running_loop().time()
-        for wait, limit_s in waits.items():
+    def heard(self, worker: int) -> None:
+        """Extend the timeouts of a worker's commands, since it has replied to a command or a run."""
+        for wait, limit_s in self._waits.get(worker, {}).items():
             if not wait.expired():
-                wait.reschedule(now_s + limit_s)
-        if not waits:
-            self._waits.pop(worker, None)
+                wait.reschedule(asyncio.get_running_loop().time() + limit_s)

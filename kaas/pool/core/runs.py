@@ -121,7 +121,7 @@ class Runs:
             worker.lost.add(request.id)
             self.lost(worker, reply.error, reported_by=request)
         elif reply.lost:  # the request ran for too long, or ended just before another broke the device
-            request.record = reply.record or unmeasured(self._loop.time() - request.dispatched_s)
+            request.record = reply.record or unmeasured(self._ran_s(request))
             self._host.answer(request, reply.error or reply)
             if isinstance(reply.error, DeadlineExceeded):
                 self._blame(request, worker, reply.error.message, function=len(worker.running) == 1)
@@ -133,7 +133,8 @@ class Runs:
     def _done(self, request: Request, worker: WorkerRecord, reply: WorkerReply) -> None:
         abandoned = request.state is RequestState.ABANDONED
         del worker.running[request.id]
-        record = request.record = reply.record or unmeasured(self._loop.time() - request.dispatched_s)
+        worker.freed_s = self._loop.time()
+        record = request.record = reply.record or unmeasured(self._ran_s(request))
         self._host.end(request, reply.error or reply)
         outcome = Outcome.FAILED if reply.error else Outcome.SUCCEEDED
         charged_s = record.charged_s
@@ -149,6 +150,10 @@ class Runs:
         self._host.ran(request, done)
         if was_last:
             self._manager.end(worker)
+
+    def _ran_s(self, request: Request) -> float:
+        """Return the seconds of an unmeasured run, since its dispatch: beyond the run limit it has waited for room."""
+        return min(self._loop.time() - request.dispatched_s, self._run_limit_s)
 
     def tell_residency(self, worker: WorkerRecord, record: RunRecord | None) -> None:
         """Tell the policy which objects a worker has loaded and evicted."""
@@ -215,7 +220,7 @@ class Runs:
         for request in worker.running.values():
             pure, retries = request.call.kind is WorkerKind.EXECUTOR, request.call.retries - request.retries_used
             case = Case(others, request is reported_by, request.alone, pure, retries)
-            ends.append((request, case, self._charge(request, case, now_s - request.dispatched_s)))
+            ends.append((request, case, self._charge(request, case, self._ran_s(request))))
         charges = tuple((request.id, device_s) for request, _, device_s in ends if device_s)
         self._host.handle(WorkerGone(now_s, worker.id, reason, charges))
         for request, case, device_s in ends:
@@ -254,7 +259,7 @@ class Runs:
             self._host.end(request, own or died(request, worker, reason, cause))
         else:
             request.retries_used += verdict is Verdict.CHARGED
-            request.earlier_runs_s += self._loop.time() - request.dispatched_s
+            request.earlier_runs_s += self._ran_s(request)
             request.attempt += 1
             self._requests.move(request, RequestState.RETRYING)
             self._host.handle(request.arrival(self._loop.time()))

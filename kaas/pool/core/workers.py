@@ -35,6 +35,7 @@ class WorkerRecord:
     Fields:
         info: None until the worker is ready. settled: set once the worker is ready, or has failed to start.
         running: the requests on the worker, by number. lost: those that have reported the loss of the device.
+        freed_s: when the last run on the worker ended: the runs there may have waited for its room.
         cached_bytes: sizes of the cached objects, on the device and in host memory.
         client, serves: the client that the worker serves, and the label of its eTask; "" if it serves all.
         spare: it serves no client yet, and then that of its first request only.
@@ -51,6 +52,7 @@ class WorkerRecord:
     stopping: bool = False
     running: dict[int, Request] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
+    freed_s: float = -math.inf
     cached_bytes: tuple[int, ...] = ()
     start_s: float = 0.0
     settled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -242,10 +244,14 @@ class WorkerManager:
 class RunLimits:
     """One timer for the run limits of all requests. Few requests reach the limit, so one timer is cheap.
 
+    The pool does not hear when a run has its memory: it may have waited for the room of other runs until the last of
+    them ended, so its limit counts from then. It waits at most for those in the other slots, one after the other, each
+    of which has the limit too: after as many limits as the worker has slots it is over, whatever ends beside it.
+
     Use an object of this class from one event loop only.
 
     Args:
-        limit_s: of a run, from its dispatch. workers: those of the pool, which changes them.
+        limit_s: of a run, from the time at which it has its memory. workers: those of the pool, which changes them.
         overrun: ends a request that has run for too long, and its worker.
     """
 
@@ -265,7 +271,7 @@ class RunLimits:
 
     def begun(self, request: Request) -> None:
         """Check the limit of a request that runs from now on."""
-        due_s = request.dispatched_s + self._limit_s  # the earliest time: `check` adds GRACE_S where it applies
+        due_s = request.dispatched_s + self._limit_s  # the earliest time: `runs` has the one that counts by then
         if due_s < self._due_s:
             self._check_at(due_s)
 
@@ -290,6 +296,8 @@ class RunLimits:
         """Yield each run with the time at which it must have ended. A run that reported its device's loss is over."""
         for worker in self._workers.values():
             limit_s = self._limit_s + (0 if worker.kind is WorkerKind.ETASK else GRACE_S)
+            slots = 1 if worker.info is None else worker.info.slots
             for request in worker.running.values():
                 if request.id not in worker.lost:
-                    yield request, worker, request.dispatched_s + limit_s
+                    due_s = max(request.dispatched_s, worker.freed_s) + limit_s
+                    yield request, worker, min(due_s, request.dispatched_s + slots * limit_s)

@@ -38,7 +38,7 @@ from kaas.scheduling.events import (
     WorkerGone,
 )
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
-from tests.pool.fake_workers import LOST, FakeWorkers, begin, call, no_grace, play, settle
+from tests.pool.fake_workers import LOST, Clock, FakeWorkers, begin, call, no_grace, play, settle
 
 __all__ = ["no_grace"]
 
@@ -133,6 +133,24 @@ def test_a_worker_that_answers_no_order_is_ended(order: Callable[[Pool], Awaitab
         assert workers.orders[-1] == (1, "next")
 
     play(scenario, run_limit_s=0.02)
+
+
+def test_a_command_may_wait_for_the_room_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        clock = Clock(monkeypatch)
+        workers.slow[0] = asyncio.get_running_loop().create_future()
+        running = await begin(pool.submit(call()))
+        pinning = await begin(pool.caches.carry_out(CacheOrder("pin")))
+        for _ in range(2):
+            await clock.pass_(90.0)
+            workers.reply()
+            await running
+            running = await begin(pool.submit(call()))
+        workers.slow[0].set_result(None)
+        await pinning
+        assert workers.killed == []
+
+    play(scenario, run_limit_s=100.0)
 
 
 def test_an_order_waits_for_its_worker_to_start() -> None:
