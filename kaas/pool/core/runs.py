@@ -144,7 +144,8 @@ class Runs:
         self.tell_residency(worker, reply.record)
         was_last = worker.stopping and not worker.running
         outcome = Outcome.ABANDONED if abandoned else outcome
-        where, run_s = (request.id, worker.id, request.slot), charged_s - load_s
+        where = request.id, worker.id, request.slot
+        run_s = charged_s - load_s - record.stages.get("start", 0.0)  # of an eTask's process, in its record
         done = RequestDone(self._loop.time(), *where, outcome, device_s, run_s, load_s, record.miss_bytes)
         self._host.handle(done)
         self._host.ran(request, done)

@@ -18,7 +18,9 @@ from kaas.scheduling.decisions import Decision
 from kaas.scheduling.events import Event, RequestDone, WorkerGone
 from kaas.scheduling.policies.exclusive import Exclusive
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
+from kaas.wire.specs import RunRecord
 from tests.pool.core.careful import careful
+from tests.pool.executors.test_etask_workers import etask
 from tests.pool.fake_workers import LOST, RECORD, FakeWorkers, begin, call, failure_of, play, settle
 
 HEARD: list[RequestDone] = []
@@ -80,6 +82,19 @@ def test_the_first_request_of_an_executor_of_its_own_pays_its_start(monkeypatch:
     first, second = HEARD
     assert first.device_s >= 100 + RECORD.device_s
     assert second.device_s == RECORD.device_s
+
+
+def test_the_start_of_an_etasks_process_is_charged_and_is_no_run_time() -> None:
+    record = RunRecord({"start": 3.0, "run": 0.125}, {}, (), (), 3.125)
+
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        running = await begin(pool.submit(etask("a")))
+        workers.reply(WorkerReply("value", record=record))
+        await running
+        assert [profile.run_s for profile in pool.stats().profiles] == [0.125]
+
+    play(scenario, policy=Shared)
+    assert [event.device_s for event in HEARD] == [3.125]
 
 
 @pytest.mark.parametrize(
