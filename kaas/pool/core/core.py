@@ -263,7 +263,7 @@ class Pool:
                 self._accounts.forget(client)
             self.handle(ClientGone(self._loop.time(), client))
             if (granted := self._config.clients.get(client)) is not None:
-                self.handle(client_known(self._loop.time(), client, granted, 0.0))
+                self.handle(client_known(self._loop.time(), client, granted, None))
 
     def answer(self, request: Request, result: WorkerReply | KaasError) -> None:
         """Give a request's caller an answer, unless the caller has one or has left. The request's run goes on."""

@@ -142,7 +142,7 @@ class FairShare(dict[str, ClientShare]):
         return share
 
     def gone(self, client: str) -> None:
-        """Forget a client, when its last request has ended at the latest."""
+        """Forget a client, when its last request has ended at the latest. What a limited one has used still counts."""
         share = self.get(client)
         if share is None:
             return
@@ -150,8 +150,8 @@ class FairShare(dict[str, ClientShare]):
         if not share.pending:
             if present:
                 self._absent(share)
-            del self[client]
-            self.limited.pop(share, None)
+            if not share.limited:
+                del self[client]
 
     # --- presence
 

@@ -66,7 +66,7 @@ def test_the_requests_and_clients_of_a_session_end_with_it(times: int) -> None:
             RequestCancelled(0.0, 1),
             RequestCancelled(0.0, 2),
             ClientGone(0.0, "alice"),
-            ClientKnown(0.0, "alice", 2.0),
+            ClientKnown(0.0, "alice", 2.0, charged_s=None),
             RequestCancelled(0.0, 0),
         ]
         assert len(workers.runs) == 1  # a slot is free when the kernels have ended
@@ -86,6 +86,20 @@ def test_the_requests_and_clients_of_a_session_end_with_it(times: int) -> None:
         assert (pool._backlog._total, pool._requests.by_id) == (0, {})
 
     play(scenario, policy=Listening, clients={"alice": ClientSettings(weight=2.0)})
+
+
+def test_a_client_that_has_used_its_share_waits_in_its_next_program_too() -> None:
+    """A tenth of one device: a request of a quarter of a second, and the next one after two and a half seconds."""
+
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        first = await begin(pool.submit(of("1", "alice")))
+        workers.reply()
+        await first
+        pool.session_ended("1")
+        await begin(pool.submit(of("2", "alice")))
+        assert (len(workers.runs), pool.status().queued) == (1, 1)
+
+    play(scenario, clients={"alice": ClientSettings(max_share=0.1)})
 
 
 def test_a_run_of_a_client_whose_session_ended_leaves_no_account(tmp_path: Path) -> None:
