@@ -12,7 +12,8 @@ from kaas.scheduling.events import ClientKnown
 WINDOW_S = 1.0
 """Seconds of its share of device time that a client may save up: so long it may have all devices after an absence."""
 MOST_SHARES = 4096
-"""Shares that are kept; beyond this number those of absent clients go that make no difference."""
+"""Shares that are kept beside twice those of present and known clients; beyond this number those of absent clients go
+that have had least, until half of it remains."""
 TOLERANCE_S = 1e-9
 """Below it, a difference of device seconds is rounding."""
 SHORTEST_WAIT_S = 1e-6
@@ -94,12 +95,14 @@ class FairShare(dict[str, ClientShare]):
         self._changed: dict[ClientShare, None] = {}
         self._entries = count()
         self._floor_s = 0.0
+        self._most = MOST_SHARES
         self.limited: dict[ClientShare, None] = {}
         self.wake_s: float | None = None
 
     def __missing__(self, client: str) -> ClientShare:
-        if len(self) >= MOST_SHARES:
+        if len(self) >= self._most:
             self._forget()
+            self._most = max(MOST_SHARES, 2 * len(self))
         share = self[client] = ClientShare(client)
         return share
 
@@ -146,11 +149,11 @@ class FairShare(dict[str, ClientShare]):
         share = self.get(client)
         if share is None:
             return
-        present, share.announced, share.known = share.present, False, False
+        present, share.announced, share.known = share.present, False, share.limited
         if not share.pending:
             if present:
                 self._absent(share)
-            if not share.limited:
+            if not share.known:
                 del self[client]
 
     # --- presence
@@ -202,11 +205,12 @@ class FairShare(dict[str, ClientShare]):
             self._floor_s = max(self._floor_s, share.time_s)
 
     def _forget(self) -> None:
-        """Forget clients that would come back at the time of the present clients, as a new client does."""
-        least_s = self._least_s()
-        for client, share in list(self.items()):
-            if not share.present and not share.known and share.time_s <= least_s:
-                del self[client]
+        """Forget absent clients, those first that are least ahead of a new one: they come back as new ones."""
+        absent = sorted(
+            (each for each in self.values() if not each.present and not each.known), key=lambda each: each.time_s
+        )
+        for share in absent[: -MOST_SHARES // 2]:
+            del self[share.client]
 
     # --- charges
 

@@ -19,7 +19,7 @@ from kaas.scheduling.events import (
     WorkerAdopted,
 )
 from kaas.scheduling.policies.cfs_affinity import PENALTY, CfsAffinity
-from kaas.scheduling.policies.fair_share import MOST_SHARES
+from kaas.scheduling.policies.fair_share import MOST_SHARES, FairShare
 from tests.scheduling.policies.world import ETASK, EXECUTOR, World
 
 
@@ -373,6 +373,31 @@ def test_shares_of_clients_that_left_do_not_pile_up() -> None:
     for i in range(MOST_SHARES + 100):
         world.finish(world.arrive(f"c{i}"), 1.0)
     assert len(world.raw._fair_share) <= MOST_SHARES  # type: ignore[attr-defined]
+
+
+def test_shares_do_not_pile_up_behind_a_client_that_has_had_least() -> None:
+    """A client with one long request has had least, and all that come and go meanwhile are ahead of it."""
+    world = idle(1, slots=2)
+    world.arrive("long")
+    for i in range(2 * MOST_SHARES):
+        world.finish(world.arrive(f"c{i}"), 1.0 + i % 7)
+    shares = world.raw._fair_share  # type: ignore[attr-defined]
+    assert len(shares) <= MOST_SHARES + 2  # one is present
+    absent = [share.time_s for share in shares.values() if not share.present]
+    assert absent.count(7.0) > MOST_SHARES // 8  # those furthest ahead stay
+
+
+def test_many_present_clients_are_not_searched_for_each_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares, searches, forget = FairShare(1), list[int](), FairShare._forget
+
+    def counted(self: FairShare) -> None:
+        searches.append(len(self))
+        forget(self)
+
+    monkeypatch.setattr(FairShare, "_forget", counted)
+    for i in range(16 * MOST_SHARES):
+        shares.arrived(shares[f"c{i}"])
+    assert sum(searches) <= len(shares)
 
 
 def test_etasks_are_charged_to_the_same_share() -> None:
