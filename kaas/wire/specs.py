@@ -164,11 +164,16 @@ class ETaskFailure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ETaskReply(msgspec.Struct, frozen=True, array_like=True):
-    """The reply of an eTask worker. value: packed; empty if it goes through the store, or there is none."""
+    """The reply of an eTask worker.
+
+    value: packed; empty if it goes through the store, or there is none. load_s: the part of the seconds in which the
+    worker loaded the code and made the instance.
+    """
 
     value: list[bytes]
     seconds: float
     failure: ETaskFailure | None = None
+    load_s: float = 0.0
 
 
 def without_keep(message: bytes) -> bytes:

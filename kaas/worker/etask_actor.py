@@ -64,16 +64,17 @@ class ETaskActor:
         """Return the value if it is not small, and an encoded ETaskReply."""
         began = perf_counter()
         call = specs.decode_etask_call(message)
-        value, parts, failure = None, list[bytes](), None
+        value, parts, failure, load_s = None, list[bytes](), None, 0.0
         try:
             args, kwargs = _arguments(call, refs)
-            value = self._attribute(call.method)(*args, **kwargs)
+            load_s = self._load()
+            value = (getattr(self._target, call.method) if call.method else self._target)(*args, **kwargs)
             parts = packed(value)
         except _ArgumentFailed as failed:
             failure = _failure(failed.error, by_input=True)
         except BaseException as error:  # noqa: BLE001 - any error of the function, SystemExit too, is the reply
             failure = _failure(error)
-        reply = specs.ETaskReply(parts, perf_counter() - began, failure)
+        reply = specs.ETaskReply(parts, perf_counter() - began, failure, load_s)
         return None if parts or failure else value, specs.encode(reply)
 
     def close(self) -> str:
@@ -87,13 +88,16 @@ class ETaskActor:
             return f"its close() raised {type(error).__name__}: {error}"
         return ""
 
-    def _attribute(self, method: str) -> Any:
-        if self._target is None:
-            sys.path += [entry for entry in self._path if entry not in sys.path]
-            target, args, kwargs = cloudpickle.loads(self._code)
-            self._is_instance = isinstance(target, type)
-            self._target = target(*args, **kwargs) if self._is_instance else target
-        return getattr(self._target, method) if method else self._target
+    def _load(self) -> float:
+        """Load the code and make the instance, unless they are there; return the seconds."""
+        if self._target is not None:
+            return 0.0
+        began = perf_counter()
+        sys.path += [entry for entry in self._path if entry not in sys.path]
+        target, args, kwargs = cloudpickle.loads(self._code)
+        self._is_instance = isinstance(target, type)
+        self._target = target(*args, **kwargs) if self._is_instance else target
+        return perf_counter() - began
 
 
 class _ArgumentFailed(Exception):

@@ -373,6 +373,20 @@ def test_status_and_stats_show_etasks(gate: Path) -> None:
     assert outcomes == [("held", "succeeded", 1)]
 
 
+def test_neither_the_start_of_a_process_nor_its_instance_is_run_time() -> None:
+    class Five:
+        def __call__(self) -> int:
+            return 5
+
+    once: Any = kaas.etask(Five)
+    kaas.stats(reset=True)
+    assert get(once.bind().options(client="once").remote()) == 5
+    stats = kaas.stats()
+    (run_s,) = [profile.run_s for profile in stats.profiles if profile.function.endswith("Five")]
+    (whole_s,) = [stage.total_s for stage in stats.stages if (stage.client, stage.stage) == ("once", "run")]
+    assert 0 < run_s < whole_s  # which has the making of the instance
+
+
 # --- early ends
 
 

@@ -77,7 +77,7 @@ class ETaskWorkers:
         stages = {"run": answer.seconds}
         if worker in self._start_s:
             stages["start"] = self._start_s.pop(worker)
-        record = specs.RunRecord(stages, {}, [], [], sum(stages.values()))
+        record = specs.RunRecord(stages, {}, [], [], sum(stages.values()), load_s=answer.load_s)
         if answer.failure is not None:
             return WorkerReply(error=_failed(payload.label, answer.failure), record=record)
         if payload.direct:
