@@ -145,7 +145,7 @@ class FairShare(dict[str, ClientShare]):
         return share
 
     def gone(self, client: str) -> None:
-        """Forget a client, when its last request has ended at the latest. What a limited one has used still counts."""
+        """Forget a client, when its last request has ended at the latest. The use of a limited one still counts."""
         share = self.get(client)
         if share is None:
             return
