@@ -99,7 +99,10 @@ class ProcessHosts:
 
     def started(self, pid: int) -> bool:
         """Return True if a process is a worker's, or one that a worker has started."""
-        session = os.getsid(pid)
+        try:
+            session = os.getsid(pid)
+        except (ProcessLookupError, OverflowError):  # there is no such process, or it has ended
+            return False
         return any(child.process.pid in (pid, session) for child, _ in self._children.values())
 
     async def collect(self, worker: int, deferred: int, count: int) -> Sequence[Any]:

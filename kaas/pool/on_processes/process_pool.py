@@ -63,11 +63,8 @@ class Machine:
                 "this process cannot be watched: the pool does not see into its PID namespace. Start the pool in the "
                 "same one, or outside of it"
             )
-        try:
-            if self.hosts.started(hello.pid):
-                raise KaasError(f"process {hello.pid} runs kernels for the pool: it is no program")
-        except ProcessLookupError as ended:
-            raise KaasError(f"process {hello.pid} has ended") from ended
+        if self.hosts.started(hello.pid):
+            raise KaasError(f"process {hello.pid} runs kernels for the pool: it is no program")
         if hello.name not in self._watched:
             on_end(asyncio.get_running_loop(), hello.pid, lambda: self._left(hello.name))
             self._watched.add(hello.name)
