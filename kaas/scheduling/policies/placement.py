@@ -121,6 +121,8 @@ class Placement:
         if worker is None or not worker.starting:
             raise PolicyError(f"worker {event.worker} was not starting")
         worker.starting = False
+        if worker.taken_s is not None:
+            worker.start_s = event.time_s - worker.taken_s
         worker.group.coming -= not worker.stopping
         worker.group.failures = 0
         worker.device.failures = 0
@@ -236,7 +238,7 @@ class Placement:
         del worker.running[request.id]
         self._changes += 1
         worker.free.append((self._changes, slot))
-        worker.used = self._changes
+        worker.used, worker.freed_s = self._changes, self.now_s
         worker.group.running -= 1
         if worker.alone is request:
             worker.alone = None
@@ -258,9 +260,10 @@ class Placement:
         else:
             group.partition.holding.pop(group.serves, None)
 
-    def start(self, group: WorkerGroup, device: DeviceState) -> None:
-        """Start a worker of a group on a device."""
+    def start(self, group: WorkerGroup, device: DeviceState, *, taken_s: float | None = None) -> None:
+        """Start a worker of a group on a device; `taken_s`: now, if another group has given the device up."""
         worker = self._add(self._next_worker, device, group)
+        worker.taken_s = taken_s
         worker.expected_s = self.now_s + self._fair_share.mean_s(group.serves.client)
         group.coming += 1
         self.decisions.append(StartWorker(self._next_worker, group.serves.kind, device.index, *group.serves[1:]))
@@ -278,7 +281,7 @@ class Placement:
 
     def settle_reservations(self) -> None:
         """Stop the workers that got their first request, or for which no request waits that may go."""
-        for worker in [each for each in self.reserved.values() if each.served or not self.unheld(each.group)]:
+        for worker in [each for each in self.reserved.values() if each.dispatches or not self.unheld(each.group)]:
             self.stop(worker)
 
     def stop(self, worker: WorkerState) -> None:
@@ -329,7 +332,7 @@ class Placement:
             waiting = [group for group in waiting if self._reclaiming.smaller(group, largest)]
         order = [(urgency(group, group.provided), group.born, group) for group in waiting if self.wants(group) > 0]
         heapq.heapify(order)
-        self._reclaiming.exhausted = False
+        self._reclaiming.exhausted, self._reclaiming.now_s = False, self.now_s
         while order and not (self._reclaiming.exhausted and not partition.free):
             group = heapq.heappop(order)[-1]
             if self._find(group) and self.wants(group) > 0:
@@ -348,7 +351,7 @@ class Placement:
         device.reservation = None
         reservation.reserved -= 1
         if usable(device, reservation) and self.wants(reservation) > 0:
-            self.start(reservation, device)
+            self.start(reservation, device, taken_s=self.now_s)
         else:
             self._held_by(reservation)
             if not device.workers:
@@ -366,7 +369,7 @@ class Placement:
         worker.device.reservation = group
         group.reserved += 1
         for leaving in leaving_workers(worker, group):
-            leaving.group.shrank_at = self._change()
+            leaving.group.shrank_at, leaving.group.gave = self._change(), worker.device
             if self._reclaiming.awaited(leaving):
                 self.reserve_after(leaving)
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, Protocol
@@ -178,10 +179,10 @@ class WorkerState:
         alone: the request that the worker is kept for, or runs, without others. last: the device is reserved for
             another group, which gets it after the request that the worker was started for. expected_s: the time at
             which that request is expected to end. used: number of the change at which the worker last got or ended a
-            request. dispatches: the requests that it got.
+            request. freed_s: the time of the last end. dispatches: the requests that it got.
+        taken_s: the time of its StartWorker, if another group gave up the device for it. start_s: how long it started.
         version: the version of the worker's entry among the offers of its group; each entry has another one. rank: the
-            worker's place in that entry. busier: a slot was taken since that entry was made, so its rank is too good
-            now.
+            worker's place in that entry. busier: a slot was taken since then, so its rank is too good now.
     """
 
     id: int
@@ -194,16 +195,14 @@ class WorkerState:
     alone: QueuedRequest | None = None
     last: bool = False
     expected_s: float = 0.0
+    taken_s: float | None = None
+    start_s: float = 0.0
+    freed_s: float = -math.inf
     used: int = 0
     dispatches: int = 0
     version: int = 0
     rank: tuple[float, float, float] = (0.0, 0.0, 0.0)
     busier: bool = False
-
-    @property
-    def served(self) -> bool:
-        """True if a request was dispatched to the worker."""
-        return self.dispatches > 0
 
     @property
     def usable(self) -> bool:
@@ -228,8 +227,8 @@ class WorkerGroup:
 
     Fields:
         born: when the group was first seen. shrank_at: number of the change that last took a device from it, or -1.
-            leaving: workers that stop, or whose device is reserved for another group. reserved: devices that the group
-            gets when their workers have ended. coming: workers that start.
+            gave: that device. leaving: workers that stop, or whose device is reserved for another group. reserved:
+            devices that the group gets when their workers have ended. coming: workers that start.
         order: of the ready requests, but for `alone`: those that must run alone, and `aside`: those that fit no free
             device. clients: how many requests of each client wait. ready: how many wait. running: how many run.
             failures: workers in a row that did not start. slots, most_slots: of a worker.
@@ -242,6 +241,7 @@ class WorkerGroup:
     born: tuple[int, int]
     order: RequestOrder
     shrank_at: int = -1
+    gave: DeviceState | None = None
     workers: dict[int, WorkerState] = field(default_factory=dict)
     open: dict[int, WorkerState] = field(default_factory=dict)
     leaving: int = 0
