@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -41,8 +40,10 @@ ISOLATION = ("none", "fence", "process", "auto")
 """The levels of isolation between the kernels of different clients on one device."""
 QUEUE_LIMIT = 50_000
 """Requests that a pool queues by default."""
-SMALLEST_FACTOR, LARGEST_FACTOR = 1e-12, 1e12
-"""Limits of clients' weights and of speeds."""
+SMALLEST, LARGEST = 1e-12, 1e12
+"""Limits of clients' weights, of speeds, and of seconds, which may be 0: what is made of them stays finite."""
+MOST = 1 << 60
+"""The limit of whole numbers, such as bytes."""
 SEEDS = 1 << 64
 """Seeds lie below this."""
 SHOWN_LENGTH = 80
@@ -76,8 +77,8 @@ class Device:
     def __post_init__(self) -> None:
         if self.kind not in DEVICE_KINDS:
             raise InvalidConfig(f"a device is one of {', '.join(DEVICE_KINDS)}, not {self.kind!r}", field="kind")
-        _require_positive_or_none("memory_bytes", self.memory_bytes, int)
-        _require_factor("speed", self.speed)
+        _require_whole("memory_bytes", self.memory_bytes, optional=True)
+        _require_between("speed", self.speed, SMALLEST, LARGEST)
         if not isinstance(self.faults, Iterable):
             raise InvalidConfig(f"faults is a sequence, not {self.faults!r}", field="faults")
         object.__setattr__(self, "faults", tuple(self.faults))
@@ -115,19 +116,19 @@ class ClientSettings:
     max_queued: int | None = None
 
     def __post_init__(self) -> None:
-        _require_factor("weight", self.weight)
-        if type(self.priority) is not int:
-            raise InvalidConfig(f"priority is a whole number, not {self.priority!r}", field="priority")
-        _require_positive_or_none("max_running", self.max_running, int)
-        _require_positive_or_none("max_share", self.max_share, int | float)
-        if self.max_share is not None and self.max_share > 1:
-            raise InvalidConfig(f"max_share is at most 1, not {self.max_share!r}", field="max_share")
-        _require_positive_or_none("max_queued", self.max_queued, int)
+        _require_between("weight", self.weight, SMALLEST, LARGEST)
+        _require_whole("priority", self.priority, -MOST)
+        _require_whole("max_running", self.max_running, optional=True)
+        if self.max_share is not None:
+            _require_between("max_share", self.max_share, SMALLEST, 1)
+        _require_whole("max_queued", self.max_queued, optional=True)
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionProfile:
     """The measured times and memory of a function on one kind of device, for policies that have not run it yet.
+
+    Seconds and batch sizes are at most 1e12, whole numbers 2**60.
 
     Args:
         function: the label of its kTask or eTask, a server's client's name for it, or its key.
@@ -158,12 +159,11 @@ class FunctionProfile:
         if self.kind not in DEVICE_KINDS:
             raise InvalidConfig(f"kind is one of {', '.join(DEVICE_KINDS)}, not {self.kind!r}", field="kind")
         for name in ("run_s", "load_s", "batch"):
-            _require_finite(name, getattr(self, name))
-        if type(self.nbytes) is not int or self.nbytes < 0:
-            raise InvalidConfig(f"nbytes is a whole number from 0 on, not {self.nbytes!r}", field="nbytes")
+            _require_between(name, getattr(self, name), 0, LARGEST)
+        _require_whole("nbytes", self.nbytes, 0)
         if self.load_s and not self.nbytes:
             raise InvalidConfig("load_s is the time to load nbytes, which are none", field="nbytes")
-        _require_positive("observations", self.observations, int)
+        _require_whole("observations", self.observations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,24 +232,22 @@ class Config:
             there = f"there are {', '.join(POLICY_NAMES)}, of which adaptive, cfs_affinity and mqfq_sticky are fair"
             own = "a file names your own as module:Class"
             raise InvalidConfig(f"no policy {self.policy!r}; {there}; {own}", field="policy")
-        _require_positive("run_limit_s", self.run_limit_s, int | float)
-        _require_positive("start_limit_s", self.start_limit_s, int | float)
-        _require_positive("slots", self.slots, int)
-        _require_positive_or_none("cache_bytes", self.cache_bytes, int)
-        _require_positive("whole_object_bytes", self.whole_object_bytes, int)
+        _require_positive("run_limit_s", self.run_limit_s)
+        _require_positive("start_limit_s", self.start_limit_s)
+        _require_whole("slots", self.slots)
+        _require_whole("cache_bytes", self.cache_bytes, optional=True)
+        _require_whole("whole_object_bytes", self.whole_object_bytes)
         if self.isolation not in ISOLATION:
             raise InvalidConfig(f"isolation is {' or '.join(ISOLATION)}, not {self.isolation!r}", field="isolation")
         self._refuse_fences(self.devices or ())
-        _require_positive_or_none("client_executors", self.client_executors, int)
+        _require_whole("client_executors", self.client_executors, optional=True)
         if self.client_executors is not None and self.client_executors < self.slots:
             message = f"client_executors is at least slots, which is {self.slots}, not {self.client_executors}"
             raise InvalidConfig(message, field="client_executors")
-        _require_positive("queue_limit", self.queue_limit, int)
-        _require_positive("etask_workers", self.etask_workers, int)
-        if self.faults_allowed != 0 or isinstance(self.faults_allowed, bool):
-            _require_positive("faults_allowed", self.faults_allowed, int)
-        if self.client_faults_allowed != 0 or isinstance(self.client_faults_allowed, bool):
-            _require_positive_or_none("client_faults_allowed", self.client_faults_allowed, int)
+        _require_whole("queue_limit", self.queue_limit)
+        _require_whole("etask_workers", self.etask_workers)
+        _require_whole("faults_allowed", self.faults_allowed, 0)
+        _require_whole("client_faults_allowed", self.client_faults_allowed, 0, optional=True)
         if not isinstance(self.record, str | None):
             raise InvalidConfig(f"record is a file's name, not {self.record!r}", field="record")
         if not isinstance(self.profiles, str | None):
@@ -261,8 +259,7 @@ class Config:
             for name, settings in self.clients.items()
         ):
             raise InvalidConfig(f"clients is a ClientSettings for each name, not {self.clients!r}", field="clients")
-        if self.host_cache_bytes != 0 or isinstance(self.host_cache_bytes, bool):
-            _require_positive_or_none("host_cache_bytes", self.host_cache_bytes, int)
+        _require_whole("host_cache_bytes", self.host_cache_bytes, 0, optional=True)
 
     def resolved(self, gpus: int, *, ray: bool = False) -> Config:
         """Return this configuration with its devices and its isolation named, for this number of GPUs.
@@ -375,24 +372,17 @@ def _profiles(profiles: Sequence[FunctionProfile]) -> tuple[FunctionProfile, ...
     return given
 
 
-def _require_finite(name: str, value: Any) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
-        raise InvalidConfig(f"{name} is a finite number from 0 on, not {value!r}", field=name)
-
-
-def _require_positive(name: str, value: Any, kind: Any) -> None:
-    if not isinstance(value, kind) or isinstance(value, bool) or not value > 0:
+def _require_positive(name: str, value: Any) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
         raise InvalidConfig(f"{name} is a positive number, not {value!r}", field=name)
 
 
-def _require_factor(name: str, value: Any) -> None:
-    """Require a number by which quotients stay finite."""
-    _require_positive(name, value, int | float)
-    if not SMALLEST_FACTOR <= value <= LARGEST_FACTOR:
-        message = f"{name} is a number from {SMALLEST_FACTOR:g} to {LARGEST_FACTOR:g}, not {value!r}"
-        raise InvalidConfig(message, field=name)
+def _require_whole(name: str, value: Any, least: int = 1, *, optional: bool = False) -> None:
+    if value is not None or not optional:
+        _require_between(name, value, least, MOST, int)
 
 
-def _require_positive_or_none(name: str, value: Any, kind: Any) -> None:
-    if value is not None:
-        _require_positive(name, value, kind)
+def _require_between(name: str, value: Any, least: float, most: float, kind: Any = int | float) -> None:
+    if not isinstance(value, kind) or isinstance(value, bool) or not least <= value <= most:
+        number = "a whole number" if kind is int else "a number"
+        raise InvalidConfig(f"{name} is {number} from {least:g} to {most:g}, not {_short(repr(value))}", field=name)

@@ -51,12 +51,29 @@ from kaas.scheduling.policies.fcfs import FirstComeFirstServed
         (lambda: Config(host_cache_bytes=-1), "host_cache_bytes"),
         (lambda: Config(whole_object_bytes=0), "whole_object_bytes"),
         (lambda: Config(host_cache_bytes=False), "host_cache_bytes"),
+        (lambda: Config(faults_allowed=False), "faults_allowed"),
+        (lambda: Config(client_faults_allowed=-1), "client_faults_allowed"),
+        (lambda: ClientSettings(max_share=1.1), "max_share"),
     ],
 )
 def test_refused(make: Any, field: str) -> None:
     with pytest.raises(InvalidConfig) as caught:
         make()
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (Config, ("slots", "queue_limit", "cache_bytes", "host_cache_bytes", "faults_allowed")),
+        (ClientSettings, ("max_running", "max_queued", "priority")),
+        (Device, ("memory_bytes",)),
+    ],
+)
+def test_whole_numbers_that_no_message_holds_are_refused(kind: Any, names: tuple[str, ...]) -> None:
+    for name in names:
+        with pytest.raises(InvalidConfig, match=rf"{name} is a whole number from .* to 1\.15292e"):
+            kind(**{name: 1 << 70})
 
 
 def test_a_policy_in_the_form_of_a_server_s_file_is_refused_with_the_form_of_a_program() -> None:

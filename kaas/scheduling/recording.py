@@ -17,13 +17,14 @@ from typing import Any, BinaryIO, NamedTuple, get_args
 
 import msgspec
 
-from kaas.config import LARGEST_FACTOR, SMALLEST_FACTOR
+from kaas.config import LARGEST, MOST, SMALLEST
 from kaas.errors import InvalidConfig, InvalidRecord, KaasError, PolicyError
 from kaas.scheduling.checks import CheckedPolicy
 from kaas.scheduling.decisions import Decision, PolicyFactory
 from kaas.scheduling.events import (
     ClientKnown,
     Event,
+    FunctionKnown,
     InputsReady,
     ObjectUse,
     PhysicalDevice,
@@ -33,7 +34,7 @@ from kaas.scheduling.events import (
 )
 from kaas.scheduling.policies import POLICIES, factory
 from kaas.scheduling.simulation.recorded import Recorded
-from kaas.scheduling.simulation.scenario_file import LARGEST, MOST_SLOTS
+from kaas.scheduling.simulation.scenario_file import MOST_SLOTS
 
 VERSION = 2
 """Of the records that are written. Records of version 1 have fewer events, and events with fewer fields."""
@@ -45,7 +46,7 @@ OWN = "module:Class"
 """Stands for a policy of the user's own that has no module."""
 TYPES: dict[str, type] = {each.__name__: each for each in (*get_args(Event), *get_args(Decision))}
 
-SECONDS, BYTES, FACTOR = (0.0, LARGEST), (0, 1 << 60), (SMALLEST_FACTOR, LARGEST_FACTOR)
+SECONDS, BYTES, FACTOR = (0.0, LARGEST), (0, MOST), (SMALLEST, LARGEST)
 LIMITS: dict[type, dict[str, tuple[float, float]]] = {
     PhysicalDevice: {"memory_bytes": BYTES, "speed": FACTOR},
     RequestArrived: {"time_s": SECONDS},
@@ -53,6 +54,13 @@ LIMITS: dict[type, dict[str, tuple[float, float]]] = {
     RequestDone: {"time_s": SECONDS, "device_s": SECONDS, "run_s": SECONDS, "load_s": SECONDS},
     WorkerReady: {"time_s": SECONDS, "slots": (1, MOST_SLOTS), "memory_bytes": BYTES},
     ClientKnown: {"time_s": SECONDS, "weight": FACTOR},
+    FunctionKnown: {
+        "run_s": SECONDS,
+        "load_s": SECONDS,
+        "nbytes": BYTES,
+        "observations": (1, MOST),
+        "batch": (0.0, LARGEST),
+    },
     ObjectUse: {"nbytes": BYTES},
 }
 """The least and the most that numbers of a record may be."""

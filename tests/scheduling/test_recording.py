@@ -26,6 +26,7 @@ from kaas.pool.executors.transport import WorkerCall, WorkerReply
 from kaas.scheduling.decisions import Decision, Dispatch, StartWorker
 from kaas.scheduling.events import (
     Event,
+    FunctionKnown,
     ObjectUse,
     Outcome,
     PhysicalDevice,
@@ -216,13 +217,16 @@ def test_the_command_prints_the_first_difference(tmp_path: Path, monkeypatch: py
         (3, '"slots":1', '"slots":-1', "slots is a number from 1 to 65536, not -1"),
         (5, '"nbytes":1', '"nbytes":-1', "nbytes is a number from 0"),
         (6, '"device_s":0.0', '"device_s":1e308', "device_s is a number from 0 to 1e\\+12, not 1e\\+308"),
+        (7, '"run_s":1.0', '"run_s":1e308', "run_s is a number from 0 to 1e\\+12, not 1e\\+308"),
+        (7, '"observations":1', '"observations":-1', "observations is a number from 1 to 1.15292e\\+18, not -1"),
     ],
 )
 def test_a_number_that_no_pool_writes_is_an_error_with_its_line(
     tmp_path: Path, line: int, old: str, new: str, words: str
 ) -> None:
     path = tmp_path / "r"
-    record(path, *EVENTS, RequestDone(3.0, 0, 0, 0, Outcome.SUCCEEDED, 0.0), Tick(4.0))
+    known = FunctionKnown(3.0, "g", "software", 1.0, 1.0, 1, 1)
+    record(path, *EVENTS, RequestDone(3.0, 0, 0, 0, Outcome.SUCCEEDED, 0.0), known, Tick(4.0))
     lines = path.read_text().splitlines(keepends=True)
     assert old in lines[line - 1]
     lines[line - 1] = lines[line - 1].replace(old, new)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from kaas.config import FunctionProfile
+from kaas.config import LARGEST, MOST, FunctionProfile
 from kaas.pool.core.requests import Request
 from kaas.scheduling.events import FunctionKnown, ObjectUse, PhysicalDevice, RequestDone
 from kaas.scheduling.policies.estimates import MOST_FUNCTIONS, moved
@@ -50,9 +50,9 @@ class MeasuredTimes(msgspec.Struct, array_like=True):
             self.load_s = moved(self.load_s, self.loads, done.load_s / done.loaded_bytes)
 
     def profile(self, function: str) -> FunctionProfile:
-        """Return the times under a name of the function."""
-        load_s = self.load_s * self.nbytes
-        return FunctionProfile(function, self.kind, self.run_s, load_s, self.nbytes, self.runs, self.family, self.batch)
+        """Return the times under a name of the function, within the limits of a profile."""
+        run_s, load_s, runs = min(self.run_s, LARGEST), min(self.load_s * self.nbytes, LARGEST), min(self.runs, MOST)
+        return FunctionProfile(function, self.kind, run_s, load_s, self.nbytes, runs, self.family, self.batch)
 
 
 _decode = msgspec.msgpack.Decoder(MeasuredTimes).decode

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kaas.config import LARGEST
 from kaas.scheduling.events import (
     ClientKnown,
     Event,
@@ -25,7 +26,6 @@ from kaas.scheduling.simulation.scenario import (
     ScenarioFunction,
     ScenarioRequest,
 )
-from kaas.scheduling.simulation.scenario_file import LARGEST
 from kaas.scheduling.simulation.start import MEGABYTE
 
 

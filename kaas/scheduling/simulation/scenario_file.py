@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from kaas.config import DEVICE_KINDS
+from kaas.config import DEVICE_KINDS, LARGEST, SMALLEST
 from kaas.errors import InvalidScenario
 from kaas.scheduling.policies import POLICIES
 from kaas.scheduling.simulation.scenario import (
@@ -30,10 +30,6 @@ from kaas.scheduling.simulation.scenario import (
     SyntheticWorkload,
 )
 
-LARGEST = 1e12
-"""The limit of seconds, megabytes and all other numbers of a scenario."""
-SMALLEST = 1e-12
-"""The limit of numbers that must not be 0: quotients by it stay finite."""
 FILE_BYTES = 256 << 20
 """The longest file of a scenario."""
 CHUNK_BYTES = 1 << 20

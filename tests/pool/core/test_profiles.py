@@ -75,6 +75,19 @@ def known(event: Event) -> tuple[Any, ...]:
     return event.function, event.kind, event.run_s, event.load_s, event.nbytes, event.observations
 
 
+def test_the_largest_profile_is_told_and_measured_within_the_limits_of_profiles() -> None:
+    largest = FunctionProfile("f", "software", 1e12, 1e12, 1, 1 << 60)
+
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        await ran(pool, workers, call(), 1e12)
+        await ran(pool, workers, call(constants="2"), 1e12)
+        (measured,) = pool.stats().profiles
+        assert (measured.load_s, measured.nbytes, measured.observations) == (1e12, WEIGHTS.nbytes, 1 << 60)
+
+    story = play(scenario, profiles=(largest,))
+    assert known(story[2]) == ("the key of f@2", "software", 1e12, 1e12, WEIGHTS.nbytes, 1 << 60)
+
+
 def test_a_given_profile_is_told_before_the_first_request_of_each_function_with_its_label() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         for one in (call("other"), call(), call(), call(constants="2")):

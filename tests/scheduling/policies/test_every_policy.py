@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kaas.config import LARGEST, MOST
 from kaas.scheduling.decisions import Decision, PolicyFactory
-from kaas.scheduling.events import Event, ObjectUse, PhysicalDevice
+from kaas.scheduling.events import Event, FunctionKnown, ObjectUse, PhysicalDevice
 from kaas.scheduling.policies import POLICIES
 from kaas.scheduling.policies.cfs_affinity import CfsAffinity
 from kaas.scheduling.policies.orders import FlowOrder, PriorityOrder
@@ -148,6 +149,19 @@ def test_a_request_that_need_not_wait_takes_no_place_among_others(name: str, mon
     monkeypatch.setattr(FlowOrder, "add", add)
     for _ in range(3):
         world.finish(world.arrive())
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.parametrize("seconds", [0.0, LARGEST])
+def test_the_least_and_the_largest_profile_end_no_policy(name: str, seconds: float) -> None:
+    world = World(FACTORIES[name], 2)
+    world.tick()
+    for function, batch in (("f", seconds), ("g", 1.0)):
+        nbytes = 1 if seconds else MOST
+        world.feed(FunctionKnown(0.0, function, "software", seconds, seconds, nbytes, MOST, "family", batch))
+    for client, function in ("af", "bg", "ah", "bf") * 3:
+        world.arrive(client, function, inputs=(ObjectUse(function.encode(), MOST >> 4, constant=True),))
+    world.settle(lambda _: 0)
 
 
 def test_an_order_with_its_own_next_request_is_asked_for_each() -> None:
