@@ -61,7 +61,7 @@ def simulate(
     unlike(plot, scenario_file)
     scenario = read_file(scenario_file)
     if policies is None and seeds is None and sweep is None and plot is None:
-        _simulate(scenario, policy, json, rows, summary=summary)
+        _simulate(scenario, None if policy is None else find_policy(policy), json, rows, summary=summary)
         return
     if policy is not None:
         raise InvalidRequest("--policy is for one run; --policies has the policies to compare")
@@ -107,7 +107,7 @@ def replay(
         if scenario is not None:
             write_whole(scenario, made.as_json())
         else:
-            _simulate(made, policy, json, rows)
+            _simulate(made, found and recording.as_recorded(found, recorded.own, recorded.options), json, rows)
         return
     replayed = recording.replay(record, None if policy is None else find_policy(policy))
     epochs = f"{replayed.epochs} epoch{'s'[: replayed.epochs != 1]}"
@@ -135,7 +135,9 @@ def find_policy(policy: str) -> str | PolicyFactory:
         return choose_policy("policy", policy)
 
 
-def _simulate(scenario: Scenario, policy: str | None, json: bool, rows: int, *, summary: bool = False) -> None:
+def _simulate(
+    scenario: Scenario, found: str | PolicyFactory | None, json: bool, rows: int, *, summary: bool = False
+) -> None:
     import msgspec
 
     from kaas.cli.comparisons import arrivals
@@ -143,7 +145,6 @@ def _simulate(scenario: Scenario, policy: str | None, json: bool, rows: int, *, 
     from kaas.scheduling.simulation.simulator import simulate as simulated
     from kaas.scheduling.workloads.workload import open_workload
 
-    found = None if policy is None else find_policy(policy)
     if isinstance(found, str):
         scenario, found = replace(scenario, policy=PolicyChoice(found)), None
     scenario, requests = open_workload(scenario)

@@ -71,8 +71,8 @@ class PoolEpoch:
     """The first line of an epoch.
 
     Fields:
-        policy: its name, None for one of the user's own. options: those of a policy with a name. own: module:Class of
-            the user's own, "" if it has no module: for errors, since no record makes a reader import code.
+        policy: its name, None for one of the user's own. options: of the policy. own: module:Class of the user's own,
+            "" if it has no module: for errors and options, since no record makes a reader import code.
     """
 
     version: int
@@ -167,7 +167,7 @@ def _typed(value: Event | Decision) -> Typed:
 
 
 def _name(policy: str | PolicyFactory) -> tuple[str | None, Mapping[str, Any], str]:
-    """Return a policy's name and options for a record, and ""; for one without a name None, {} and its module:Class."""
+    """Return a policy's name, options and "" for a record; for one without a name None, options and module:Class."""
     if isinstance(policy, str):
         return policy, {}, ""
     options: dict[str, Any] = {}
@@ -178,7 +178,7 @@ def _name(policy: str | PolicyFactory) -> tuple[str | None, Mapping[str, Any], s
     if names:
         return names[0], options, ""
     module, name = getattr(policy, "__module__", "__main__"), getattr(policy, "__qualname__", "")
-    return None, {}, "" if module == "__main__" or not name.isidentifier() else f"{module}:{name}"
+    return None, options, "" if module == "__main__" or not name.isidentifier() else f"{module}:{name}"
 
 
 # --- replay
@@ -215,7 +215,7 @@ def replay(path: str | Path, policy: str | PolicyFactory | None = None) -> Repla
 
     Args:
         path: of the record.
-        policy: replaces the recorded one; needed if that is the user's own.
+        policy: replaces the recorded one; needed if that is the user's own. It is used `as_recorded`.
 
     Raises:
         InvalidRecord: the file is no record, or its policy is one of the user's own.
@@ -277,15 +277,21 @@ def new_policy(path: str | Path, line: int, epoch: PoolEpoch, policy: str | Poli
     Raises:
         InvalidRecord: the recorded policy is one of the user's own, or cannot be made.
     """
-    if policy is not None:
-        return CheckedPolicy(factory(policy)(epoch.devices), epoch.devices)
-    if epoch.policy is None:
+    chosen = epoch.policy if policy is None else as_recorded(policy, epoch.own, epoch.options)
+    if chosen is None:
         raise own_policy(path, line, epoch.own)
+    name, options, own = (chosen, epoch.options, "") if policy is None else _name(chosen)
     try:
-        return CheckedPolicy(factory(epoch.policy)(epoch.devices, **epoch.options), epoch.devices)
+        return CheckedPolicy(factory(chosen)(epoch.devices, **options), epoch.devices)
     except (KaasError, TypeError, ValueError, LookupError) as error:
-        message = f"{path}, line {line}: policy {epoch.policy!r} with {epoch.options} cannot be made: {error}"
+        message = f"{path}, line {line}: policy {name or own or OWN!r} with {options} cannot be made: {error}"
         raise InvalidRecord(message, path=str(path), line=line) from error
+
+
+def as_recorded(policy: str | PolicyFactory, own: str, options: Mapping[str, Any]) -> str | PolicyFactory:
+    """Return a policy with the options of a record, if it is the record's `own` one and was given none."""
+    _, given, named = _name(policy)
+    return partial(policy, **options) if callable(policy) and named and named == own and not given else policy
 
 
 def own_policy(path: str | Path, line: int, own: str) -> InvalidRecord:

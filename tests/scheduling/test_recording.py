@@ -311,6 +311,34 @@ def test_options_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert replay(tmp_path / "r", Options).difference is not None
 
 
+def test_a_policy_of_ones_own_replays_with_the_recorded_options(tmp_path: Path) -> None:
+    """`Options` with first=1 owns the second device only."""
+    path, policy = tmp_path / "r", partial(Options, first=1)
+    record(path, Tick(0.0), policy=policy, make=policy)
+    assert '"options":{"first":1},"devices":[{"index":0' in path.read_text()
+    assert replay(path, Options).difference is None
+    assert replay(path, partial(Options, first=0)).difference is not None  # its own options go before the recorded ones
+    named = f"{__name__}:Options"
+    assert "identical" in CliRunner().invoke(app, ["replay", str(path), "--policy", named]).stdout
+    path.write_text(path.read_text().replace('"first"', '"third"'))
+    with pytest.raises(InvalidRecord, match=f"line 1: policy '{named}' with .*third.* cannot be made"):
+        replay(path, Options)
+
+
+def test_requests_of_a_record_run_on_other_devices_with_the_recorded_options(tmp_path: Path) -> None:
+    """`Lazy` refuses to run without its option."""
+    path = tmp_path / "r"
+    record(path, *EVENTS, RequestDone(3.0, 0, 0, 0, Outcome.SUCCEEDED, 1.0), policy=partial(Lazy, works=True))
+    ended = CliRunner().invoke(app, ["replay", str(path), "--devices", "2", "--policy", f"{__name__}:Lazy"])
+    assert ended.exit_code == 0, ended.output
+
+
+class Lazy(FirstComeFirstServed):
+    def __init__(self, devices: Sequence[PhysicalDevice], *, works: bool = False) -> None:
+        assert works
+        super().__init__(devices)
+
+
 def test_a_policy_that_broke_breaks_again(tmp_path: Path) -> None:
     path = tmp_path / "r"
 

@@ -174,11 +174,13 @@ class Recorded:
     Requests that never ran to an end are left out.
 
     Fields:
-        policy: that of the last epoch; None for one of the user's own, which `own` names, if it has a module.
+        policy: that of the last epoch; None for one of the user's own, which `own` names, if it has a module. options:
+            of either.
     """
 
     policy: PolicyChoice | None = None
     own: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
     _requests: RecordedRequests = field(default_factory=RecordedRequests)
     _ran: list[RecordedRequest] = field(default_factory=list)
 
@@ -191,7 +193,8 @@ class Recorded:
         self, policy: str | None, options: Mapping[str, Any], devices: tuple[PhysicalDevice, ...], own: str = ""
     ) -> None:
         """Begin an epoch of the pool."""
-        self.policy, self.own = None if policy is None else PolicyChoice(policy, dict(options)), own
+        self.policy = None if policy is None else PolicyChoice(policy, dict(options))
+        self.own, self.options = own, options
         self._requests.begin(devices)
 
     def add(self, event: Event) -> None:
