@@ -46,11 +46,13 @@ class FunctionTimes:
     """The times of one function.
 
     Fields:
-        runs: seconds without loads, by kind of device. device_s: seconds with loads, on all devices. loads: seconds to
-            load one byte, by kind. gap_s: the seconds between its dispatches. called_s: the time of its last one.
-            family, batch: as in `FunctionKnown`. cost_classes: what `adaptive` makes of the times, until these change.
+        given: what was told, by kind of device. runs: seconds without loads, by kind. device_s: seconds with loads, on
+            all devices. loads: seconds to load one byte, by kind. gap_s: the seconds between its dispatches. called_s:
+            the time of its last one. family, batch: as in `FunctionKnown`. cost_classes: what `adaptive` makes of the
+            times, until these change.
     """
 
+    given: dict[str, FunctionKnown] = field(default_factory=dict)
     runs: dict[str, Mean] = field(default_factory=dict)
     device_s: Mean = field(default_factory=Mean)
     loads: dict[str, Mean] = field(default_factory=dict)
@@ -96,6 +98,7 @@ class Estimates:
         """Take in a profile, as so many observations."""
         times = self.of(event.function)
         times.cost_classes = None
+        times.given[event.kind] = event
         times.runs[event.kind] = Mean(event.run_s, event.observations)
         if event.nbytes:
             times.loads[event.kind] = Mean(event.load_s / event.nbytes, event.observations)
@@ -121,24 +124,21 @@ class Estimates:
             return
         times = self.functions.get(function) or self.of(function)
         times.cost_classes = None
-        runs = times.runs.get(device.kind)
-        if runs is None:
-            runs = times.runs[device.kind] = Mean()
-        runs.add(event.run_s * device.speed)
+        add(times.runs, device.kind, event.run_s * device.speed)
         times.device_s.add(event.device_s)
         if times.family:
             self._lines.pop(times.family, None)
         if event.loaded_bytes:
             per_byte_s = event.load_s / event.loaded_bytes
-            _add(times.loads, device.kind, per_byte_s)
-            _add(self._device_loads, device.index, per_byte_s)
+            add(times.loads, device.kind, per_byte_s)
+            add(self._device_loads, device.index, per_byte_s)
 
     # --- estimates
 
     def run_s(self, request: QueuedRequest, device: PhysicalDevice) -> float:
         """Return the seconds that a request runs on a device once its objects are there."""
         times = self.functions.get(request.function)
-        mean = None if times is None else times.runs.get(device.kind) or _of_kind(times.runs, device.kind)
+        mean = None if times is None else of_kind(times.runs, device.kind)
         if mean is not None:
             return mean.value / device.speed
         if times is not None and times.family:
@@ -159,7 +159,7 @@ class Estimates:
         if mean is None:
             mean = self._device_loads.get(device.index)
         if mean is None and times is not None:
-            mean = _of_kind(times.loads, device.kind)
+            mean = of_kind(times.loads, device.kind)
         return 0.0 if mean is None else mean.value
 
     def whole_load_s(self, function: str, nbytes: int) -> float:
@@ -192,7 +192,7 @@ class Estimates:
         line = lines.get(kind)
         if line is None:
             members = [self.functions[name] for name in self._families[family]]
-            points = [(each.batch, mean.value) for each in members if (mean := _of_kind(each.runs, kind)) is not None]
+            points = [(each.batch, mean.value) for each in members if (mean := of_kind(each.runs, kind)) is not None]
             if not points:
                 return None
             middle = sum(batch for batch, _ in points) / len(points)
@@ -203,7 +203,7 @@ class Estimates:
         return line
 
 
-def _add(means: dict[Key, Mean], key: Key, value: float) -> None:
+def add(means: dict[Key, Mean], key: Key, value: float) -> None:
     """Take a value into a mean, which is new if there is none."""
     mean = means.get(key)
     if mean is None:
@@ -211,7 +211,7 @@ def _add(means: dict[Key, Mean], key: Key, value: float) -> None:
     mean.add(value)
 
 
-def _of_kind(means: Mapping[str, Mean], kind: str) -> Mean | None:
+def of_kind(means: Mapping[str, Mean], kind: str) -> Mean | None:
     """Return the mean of a kind of device; where there is none, that of another kind, which speeds make comparable."""
     found = means.get(kind)
     return found if found is not None or not means else next(iter(means.values()))

@@ -170,9 +170,9 @@ class WatchedOrder(RequestOrder):
         """Take in that a request has ended on a worker."""
         self._order.freed(request, worker)
 
-    def failed(self, request: QueuedRequest, event: RequestDone) -> None:
-        """Take in that a request failed."""
-        self._order.failed(request, event)
+    def ended(self, request: QueuedRequest, event: RequestDone) -> None:
+        """Take in what a request took."""
+        self._order.ended(request, event)
 
     def settled(self) -> None:
         """Take in that all requests have been dispatched that can go now."""

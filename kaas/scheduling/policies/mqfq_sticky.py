@@ -1,18 +1,18 @@
 """MQFQ-Sticky: fair queueing over flows that stay where their memory is (MQFQ-Sticky paper, section 4).
 
-Each client's calls of one function are a flow. With each dispatched request the flow's virtual time grows by the mean
-run time, divided by the client's weight. A flow more than T ahead of the least is throttled; of the others the one with
-fewest requests in flight goes next, on the device that has its memory. The memory of a flow that is throttled, or that
-had no request for longer than its arrivals let expect, is the first to leave.
+Each client's calls of one function are a flow. With each dispatched request the flow's virtual time grows by its
+mean run time, divided by the client's weight. A flow more than T ahead of the least is throttled; of the others the one
+with fewest requests in flight goes next, on the device that has its memory. The memory of a flow that is throttled, or
+that had no request for longer than its arrivals let expect, is the first to leave.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from kaas.scheduling.events import PhysicalDevice, RequestDone, Utilisation, WorkerKind
+from kaas.scheduling.events import FunctionKnown, Outcome, PhysicalDevice, RequestDone, Utilisation, WorkerKind
 from kaas.scheduling.policies.device_tokens import DeviceTokens
 from kaas.scheduling.policies.fair_share import ClientShare
 from kaas.scheduling.policies.flow_scores import TimedFlowOrder
@@ -84,11 +84,14 @@ class MqfqSticky(Scheduler):
         for worker in self._placement.devices[event.device].workers.values() if self.tokens.measured(event) else ():
             self._mark_dirty(worker.group)
 
-    def tau_s(self, request: QueuedRequest, worker: WorkerState) -> float:
-        """Return the seconds that a request counts, as far as they are known when it is dispatched."""
-        if self.tau_all and (whole := self._estimates.of(request.function).device_s).count:
-            return whole.value
-        return self._estimates.run_s(request, worker.device.spec)
+    def tau_s(self, request: QueuedRequest, flow: TimedFlow, device: PhysicalDevice) -> float:
+        """Return the seconds that a request counts at its dispatch: the mean of its flow, else of its function."""
+        own_s = flow.mean_s(device, whole=self.tau_all)
+        return self._estimates.run_s(request, device) if own_s is None else own_s
+
+    def given(self, function: str) -> Mapping[str, FunctionKnown]:
+        """Return what the policy was told of a function, by kind of device."""
+        return self._estimates.of(function).given
 
     # --- places
 
@@ -206,7 +209,7 @@ class Flows(TimedFlowOrder):
         if flow is None:
             return  # an earlier epoch of the pool dispatched it
         flow.in_flight += 1
-        flow.vt += self._policy.tau_s(request, worker) / request.share.weight
+        flow.vt += self._policy.tau_s(request, flow, worker.device.spec) / request.share.weight
         self._policy.tokens.taken(worker)
         if flow.active:
             self._rests.discard(flow)
@@ -236,14 +239,19 @@ class Flows(TimedFlowOrder):
         if flow.has_memory:
             self._policy.warm.freed(flow)
 
-    def failed(self, request: QueuedRequest, event: RequestDone) -> None:
-        """Charge what a failed run took beyond the mean that it was charged: it moves no mean for those to come."""
+    def ended(self, request: QueuedRequest, event: RequestDone) -> None:
+        """Take in what a run took. One that failed moves no mean, and is charged what it took beyond the mean."""
         flow, worker = self._known.get(request.flow), request.worker
-        if flow is not None and worker is not None:
-            took_s = event.device_s if self._policy.tau_all else event.run_s
-            flow.vt += max(0.0, took_s - self._policy.tau_s(request, worker)) / request.share.weight
-            if flow.queue is not None:
-                self._unsorted[flow] = flow.queue
+        if flow is None or worker is None:
+            return
+        device = worker.device.spec
+        if event.outcome is Outcome.SUCCEEDED:
+            flow.ran(event, device, self._policy.given(request.function))
+            return
+        took_s = event.device_s if self._policy.tau_all else event.run_s
+        flow.vt += max(0.0, took_s - self._policy.tau_s(request, flow, device)) / request.share.weight
+        if flow.queue is not None:
+            self._unsorted[flow] = flow.queue
 
     def lost(self, worker: WorkerState) -> None:
         """Let the flows of a worker that has ended choose a device anew."""
@@ -338,10 +346,8 @@ class Flows(TimedFlowOrder):
 
     def next(self) -> Chosen | None:
         """Return the request that goes now, and its worker."""
-        if self._unsorted:
-            self._sort()
-        if self._rests.next_s is not None:
-            self._end_rests()
+        self._sort()
+        self._end_rests()
         for priority in sorted(self._levels, reverse=True):
             level = self._levels[priority]
             if level.waiting:
@@ -388,9 +394,7 @@ class Flows(TimedFlowOrder):
 
     def settled(self) -> None:
         """Bring the memory of the flows that became active and whose requests still wait."""
-        if self._unsorted:
-            self._sort()
-        if self._rests.next_s is not None:
-            self._end_rests()
+        self._sort()
+        self._end_rests()
         if self._policy.warm.came:
             self._policy.warm.bring_all()

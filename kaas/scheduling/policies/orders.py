@@ -218,8 +218,8 @@ class FlowOrder(RequestOrder):
     def freed(self, request: QueuedRequest, worker: WorkerState) -> None:
         """Take in that a request has ended on a worker: here nothing depends on it."""
 
-    def failed(self, request: QueuedRequest, event: RequestDone) -> None:
-        """Take in that a request failed: here nothing depends on it."""
+    def ended(self, request: QueuedRequest, event: RequestDone) -> None:
+        """Take in what a request took: here nothing depends on it."""
 
     def settled(self) -> None:
         """Take in that all requests have been dispatched that can go now: here nothing follows."""

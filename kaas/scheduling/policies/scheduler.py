@@ -224,8 +224,7 @@ class Scheduler(Explained):
             raise PolicyError(f"request {event.request} does not run on worker {event.worker}")
         self._placement.free_slot(worker, event.slot, request)
         worker.group.order.freed(request, worker)
-        if event.outcome is not events.Outcome.SUCCEEDED:
-            worker.group.order.failed(request, event)
+        worker.group.order.ended(request, event)
         if self._holdings.leaving:
             self._holdings.let_go(worker.device.index, request.dispatch)
         if request.victims:

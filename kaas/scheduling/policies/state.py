@@ -131,8 +131,8 @@ class RequestOrder(Protocol):
     def freed(self, request: QueuedRequest, worker: WorkerState) -> None:
         """Take in that a request has ended on a worker."""
 
-    def failed(self, request: QueuedRequest, event: RequestDone) -> None:
-        """Take in, after `freed`, that the request failed or was abandoned: no estimate counts it."""
+    def ended(self, request: QueuedRequest, event: RequestDone) -> None:
+        """Take in, after `freed`, how a request ended, and what it took. The worker's own end is no such event."""
 
     def settled(self) -> None:
         """Take in that all requests have been dispatched that can go now."""

@@ -185,7 +185,7 @@ class EveryRequest(RequestOrder):
     def freed(self, request: QueuedRequest, worker: WorkerState) -> None:
         pass
 
-    def failed(self, request: QueuedRequest, event: RequestDone) -> None:
+    def ended(self, request: QueuedRequest, event: RequestDone) -> None:
         pass
 
     def settled(self) -> None:

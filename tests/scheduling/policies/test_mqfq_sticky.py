@@ -107,6 +107,22 @@ def test_a_short_function_goes_as_often_as_its_run_time_allows() -> None:
     assert sum(each.request < 20 for each in result.dispatches[:50]) == 10
 
 
+@pytest.mark.parametrize("tau", ["run", "all"])
+@pytest.mark.parametrize("profiles", [True, False])
+def test_clients_of_one_function_are_charged_for_their_own_requests(tau: str, profiles: bool) -> None:
+    """A's requests run 1 s, B's 1 ms: B's 400 do not wait for A's 60, whether or not A calls the function of B."""
+
+    def begun_before_the_last_of_b(function: str) -> int:
+        mine = [{"function": "f", "client": "b", "run_s": 0.001}] * 400
+        others = [{"function": function, "client": "a", "run_s": 1.0}] * 60
+        functions: Told = {"f": {"run_s": 0.001, "client": "b"}, "g": {"run_s": 1.0, "client": "a"}}
+        told: Told = {"functions": functions, "requests": mine + others, "profiles": profiles}
+        at_s = {each.request: each.at_s for each in run({"T": 0.1, "tau": tau}, **told).dispatches}
+        return sum(at_s[request] < max(at_s[own] for own in range(400)) for request in range(400, 460))
+
+    assert begun_before_the_last_of_b("f") <= begun_before_the_last_of_b("g") + 1 <= 4
+
+
 def test_a_flow_that_comes_back_begins_at_the_least_time() -> None:
     """B was away while A had 5 seconds. It may go T = 2 ahead, not 5: A and B take turns soon."""
     told = requests(*[(0, "A")] * 10, *[(5.5, "B")] * 10)
@@ -287,7 +303,7 @@ class EveryFlow(FlowOrder):
         flow = self.flows[self.flow(request)]
         self.running += 1
         flow.in_flight += 1
-        flow.vt += self.policy.tau_s(request, worker) / request.share.weight
+        flow.vt += self.tau_s(request, worker.device.spec) / request.share.weight
         self.policy.tokens.taken(worker)
         self.ends.pop(flow, None)
         self.policy.warm.move(flow, worker.device.index)
@@ -295,6 +311,12 @@ class EveryFlow(FlowOrder):
         if self.has_part(flow):
             self.policy.warm.activate(flow)
         self.look(flow)
+
+    def tau_s(self, request: QueuedRequest, device: PhysicalDevice) -> float:
+        """Return the mean of the function's requests, which are those of one client."""
+        estimates = self.policy._estimates
+        whole = estimates.of(request.function).device_s
+        return whole.value if self.policy.tau_all and whole.count else estimates.run_s(request, device)
 
     def freed(self, request: QueuedRequest, worker: WorkerState) -> None:  # noqa: ARG002
         flow = self.flows[self.flow(request)]
