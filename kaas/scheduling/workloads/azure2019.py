@@ -7,9 +7,11 @@ calls in that hour are kept.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 from statistics import fmean
 
@@ -79,9 +81,9 @@ class Azure2019:
                 until = min(end, start + HOUR_MINUTES)
                 minutes = self._counts(day, start, until)
                 for minute in range(start, until):
-                    calls = [(draws.uniform(), name) for name, count in minutes[minute] for _ in range(count)]
-                    calls.sort()
-                    yield from (ScenarioRequest(name, 60 * (before + minute + part)) for part, name in calls)
+                    calls = (zip(_parts(draws, count), repeat(name)) for name, count in minutes[minute])
+                    for part, name in heapq.merge(*calls):
+                        yield ScenarioRequest(name, 60 * (before + minute + part))
 
     def _counts(self, day: int, first: int, end: int) -> Mapping[int, Sequence[tuple[str, int]]]:
         """Return the functions that are called in each minute from first to before end, with their calls."""
@@ -130,6 +132,17 @@ class Azure2019:
                     yield path, number, columns, fields
         except OSError as error:
             raise _wrong(path, 0, f"cannot be read: {error.strerror}") from error
+
+
+def _parts(draws: Draws, count: int) -> Iterator[float]:
+    """Yield so many parts of a minute as if they were drawn uniformly and sorted, but one by one: each from those left.
+
+    The least of n uniform draws is distributed as 1 - u ** (1 / n), and the others are uniform in the rest.
+    """
+    rest = 1.0
+    for left in range(count, 0, -1):
+        rest *= (1.0 - draws.uniform()) ** (1.0 / left)
+        yield 1.0 - rest
 
 
 def _fields(path: Path, line: int, text: bytes) -> list[str]:

@@ -68,6 +68,21 @@ def test_functions_without_times_or_memory_have_the_mean_of_the_others(tmp_path:
     assert (found.run_s, found.memory_mb) == (2, 100)
 
 
+def test_a_minute_with_many_calls_is_read_as_a_stream(tmp_path: Path) -> None:
+    trace(tmp_path, called=[calls("o", "a", name, m1=10**7) for name in "fgh"])
+    requests = opened(tmp_path, 0, 1).requests()
+    first = [next(requests) for _ in range(3000)]
+    assert 0 < first[0].at_s <= first[-1].at_s < 0.01  # 500,000 calls come each second
+    assert min(Counter(request.function for request in first).values()) > 900
+
+
+def test_calls_of_a_minute_are_uniform_in_it(tmp_path: Path) -> None:
+    requests = list(opened(trace(tmp_path, called=[calls("o", "a", "f", m1=6000)]), 0, 1).requests())
+    sixths = Counter(int(request.at_s // 10) for request in requests)
+    assert sorted(sixths) == list(range(6))
+    assert all(900 < count < 1100 for count in sixths.values())
+
+
 def test_calls_come_in_their_minutes_in_the_order_of_time(tmp_path: Path) -> None:
     trace(tmp_path, called=[calls("o", "a", "f", m1=5, m61=2, m1440=1), calls("o", "a", "g", m1=3, m3=4)])
     requests = list(opened(tmp_path).requests())
