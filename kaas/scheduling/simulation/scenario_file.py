@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -61,31 +61,40 @@ def parse(text: bytes | str) -> Scenario:
     """
     try:
         value = msgspec.json.decode(text)
-        pairs = json.loads(text, object_pairs_hook=_Pairs)
     except (ValueError, RecursionError) as error:  # msgspec.DecodeError is a ValueError
         raise InvalidScenario(f"a scenario is JSON: {error}", path="") from error
-    _check_twice("", pairs)
-    return read(value)
+    scenario = read(value)
+    found = json.loads(text, object_pairs_hook=_name_twice)  # after the checks: what they refuse need not be read again
+    if isinstance(found, _Twice):
+        raise _wrong(found.path, "the name stands there twice")
+    return scenario
 
 
-class _Pairs(list[tuple[str, Any]]):
-    """An object of a JSON text, with all its pairs."""
+class _Twice(NamedTuple):
+    """The place of a name that stands twice in an object: one of its values would be lost."""
+
+    path: str
 
 
-def _check_twice(path: str, value: Any) -> None:
-    """Check that no name stands twice in an object: one of its values would be lost."""
-    prefix = f"{path}." if path else ""
-    if isinstance(value, _Pairs):
-        names = set()
-        for name, given in value:
-            if name in names:
-                raise _wrong(prefix + name, "the name stands there twice")
-            names.add(name)
-            _check_twice(prefix + name, given)
-    elif isinstance(value, list):
+def _name_twice(pairs: list[tuple[str, Any]]) -> _Twice | None:
+    """Return the place in an object of a JSON text, or in the objects in it, where a name stands twice, if any."""
+    names = set()
+    for name, given in pairs:
+        if name in names:
+            return _Twice(name)
+        names.add(name)
+        if (found := _in_value(given)) is not None:
+            return _Twice(f"{name}{found.path if found.path.startswith('[') else '.' + found.path}")
+    return None
+
+
+def _in_value(value: Any) -> _Twice | None:
+    """Return the place in a value whose objects are already what `_name_twice` returns for them."""
+    if isinstance(value, list):
         for place, given in enumerate(value):
-            if isinstance(given, list):
-                _check_twice(f"{path}[{place}]", given)
+            if given is not None and (found := _in_value(given)) is not None:
+                return _Twice(f"[{place}]{found.path if found.path.startswith('[') else '.' + found.path}")
+    return value if isinstance(value, _Twice) else None
 
 
 def read(value: Any) -> Scenario:

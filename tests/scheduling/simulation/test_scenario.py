@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -223,10 +224,25 @@ def test_wrong_times_are_named(told: dict[str, object], path: str) -> None:
     [
         ('{"functions": {"A": {"run_s": 1}, "A": {"run_s": 2}}}', "functions.A"),
         ('{"seed": 1, "seed": 1}', "seed"),
-        ('{"requests": [{"function": "A"}, {"at_s": 1, "at_s": 2}]}', "requests[1].at_s"),
+        ('{"functions": {"A": {}, "B": {"run_s": 1, "run_s": 1}}}', "functions.B.run_s"),
+        (
+            '{"functions": {"A": {}}, "requests": [{"function": "A"}, {"at_s": 1, "at_s": 2, "function": "A"}]}',
+            "requests[1].at_s",
+        ),
     ],
 )
 def test_a_name_that_stands_twice_is_refused(text: str, path: str) -> None:
     with pytest.raises(InvalidScenario, match="twice") as caught:
         parse(text)
     assert caught.value.path == path
+
+
+def test_a_wrong_scenario_takes_little_more_memory_than_its_values() -> None:
+    text = b'{"requests":[' + b",".join([b"[]"] * 100_000) + b"]}"
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidScenario, match=r"requests\[0\]: an object"):
+            parse(text)
+        assert tracemalloc.get_traced_memory()[1] < 100_000 * 100
+    finally:
+        tracemalloc.stop()
