@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import signature
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, get_args
@@ -25,11 +26,11 @@ from kaas.scheduling.events import (
     ClientKnown,
     Event,
     FunctionKnown,
-    InputsReady,
     ObjectUse,
     PhysicalDevice,
     RequestArrived,
     RequestDone,
+    Running,
     WorkerReady,
 )
 from kaas.scheduling.policies import POLICIES, factory
@@ -49,11 +50,9 @@ TYPES: dict[str, type] = {each.__name__: each for each in (*get_args(Event), *ge
 SECONDS, BYTES, FACTOR = (0.0, LARGEST), (0, MOST), (SMALLEST, LARGEST)
 LIMITS: dict[type, dict[str, tuple[float, float]]] = {
     PhysicalDevice: {"memory_bytes": BYTES, "speed": FACTOR},
-    RequestArrived: {"time_s": SECONDS},
-    InputsReady: {"time_s": SECONDS},
-    RequestDone: {"time_s": SECONDS, "device_s": SECONDS, "run_s": SECONDS, "load_s": SECONDS},
-    WorkerReady: {"time_s": SECONDS, "slots": (1, MOST_SLOTS), "memory_bytes": BYTES},
-    ClientKnown: {"time_s": SECONDS, "weight": FACTOR},
+    RequestDone: {"device_s": SECONDS, "run_s": SECONDS, "load_s": SECONDS},
+    WorkerReady: {"slots": (1, MOST_SLOTS), "memory_bytes": BYTES},
+    ClientKnown: {"weight": FACTOR},
     FunctionKnown: {
         "run_s": SECONDS,
         "load_s": SECONDS,
@@ -64,6 +63,8 @@ LIMITS: dict[type, dict[str, tuple[float, float]]] = {
     ObjectUse: {"nbytes": BYTES},
 }
 """The least and the most that numbers of a record may be."""
+PARTS = {"devices": PhysicalDevice, "inputs": ObjectUse, "running": Running}
+"""The types of the objects in fields of epochs and events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,9 @@ class PoolEpoch:
     own: str = ""
 
 
+FIELDS = {kind: frozenset(signature(kind).parameters) for kind in (*TYPES.values(), *PARTS.values(), PoolEpoch)}
+
+
 class Typed(NamedTuple):
     """An event or decision, with the name of its type."""
 
@@ -94,8 +98,7 @@ class _TypedJson(NamedTuple):
     value: msgspec.Raw
 
 
-@dataclass(frozen=True, slots=True)
-class _RecordedEvent:
+class _RecordedEvent(msgspec.Struct, forbid_unknown_fields=True):
     event: _TypedJson
     decisions: tuple[_TypedJson, ...]
     raised: bool = False
@@ -303,16 +306,24 @@ def own_policy(path: str | Path, line: int, own: str) -> InvalidRecord:
 def read(path: Path) -> Iterator[tuple[int, PoolEpoch | tuple[Event, tuple[Decision, ...] | None]]]:
     """Yield the content of each line of a record, with its number; decisions are None where the policy raised.
 
-    A line without an end, the last one of an epoch, is left out.
+    A line without an end, the last one of an epoch, is left out. Time goes on from event to event in each epoch.
 
     Raises:
         InvalidRecord
     """
+    last_s = 0.0
     for (number, line), (_, following) in pairwise(chain(_lines(path), [(0, b"")])):
         try:
-            yield number, _decode(line)
+            entry = _decode(line)
+            if isinstance(entry, PoolEpoch):
+                last_s = 0.0
+            else:
+                _check_number("time_s", entry[0].time_s, last_s, LARGEST)
+                last_s = entry[0].time_s
+            yield number, entry
         except msgspec.DecodeError as error:
-            if not following or following.startswith(EPOCH):
+            cut = not isinstance(error, msgspec.ValidationError)
+            if cut and (not following or following.startswith(EPOCH)):
                 continue  # the end of an epoch
             raise InvalidRecord(f"{path}, line {number}: {error}", path=str(path), line=number) from error
 
@@ -333,13 +344,14 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _decode(line: bytes) -> PoolEpoch | tuple[Event, tuple[Decision, ...] | None]:
     if line.startswith(EPOCH):
-        epoch = msgspec.json.decode(line, type=PoolEpoch)
+        epoch: PoolEpoch = msgspec.json.decode(line, type=PoolEpoch)
         if not 1 <= epoch.version <= VERSION:
             raise msgspec.ValidationError(f"version {epoch.version}, not 1 to {VERSION}")
         if not epoch.devices:
             raise msgspec.ValidationError("an epoch without devices")
         for device in epoch.devices:
             _check_numbers(device)
+        _check_names(msgspec.json.decode(line), PoolEpoch)
         return epoch
     entry = msgspec.json.decode(line, type=_RecordedEvent)
     decisions = None if entry.raised else tuple(_value(decision) for decision in entry.decisions)
@@ -351,6 +363,7 @@ def _value(typed: _TypedJson) -> Any:
         raise msgspec.ValidationError(f"no event or decision has the name {typed.type!r}")
     value: Any = msgspec.json.decode(typed.value, type=TYPES[typed.type])
     _check_numbers(value)
+    _check_names(msgspec.json.decode(typed.value), TYPES[typed.type])
     return value
 
 
@@ -361,8 +374,27 @@ def _check_numbers(value: Any) -> None:
         msgspec.ValidationError: a number that no pool writes.
     """
     for name, (least, most) in LIMITS.get(type(value), {}).items():
-        if (number := getattr(value, name)) is not None and not least <= number <= most:
-            raise msgspec.ValidationError(f"{name} is a number from {least:g} to {most:g}, not {number!r}")
+        if (number := getattr(value, name)) is not None:
+            _check_number(name, number, least, most)
     if isinstance(value, RequestArrived):
         for use in value.inputs:
             _check_numbers(use)
+
+
+def _check_number(name: str, number: float, least: float, most: float) -> None:
+    if not least <= number <= most:
+        raise msgspec.ValidationError(f"{name} is a number from {least:g} to {most:g}, not {number!r}")
+
+
+def _check_names(given: Mapping[str, Any], kind: type) -> None:
+    """Refuse a name that is no field of a type, nor of the objects in it: a replay would leave its value out.
+
+    Raises:
+        msgspec.ValidationError: there is such a name.
+    """
+    for name, value in given.items():
+        if name not in FIELDS[kind]:
+            raise msgspec.ValidationError(f"{kind.__name__} has no field {name!r}")
+        for each in value if name in PARTS and isinstance(value, list) else ():
+            if isinstance(each, dict):
+                _check_names(each, PARTS[name])

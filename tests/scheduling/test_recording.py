@@ -218,6 +218,13 @@ def test_the_command_prints_the_first_difference(tmp_path: Path, monkeypatch: py
         (5, '"nbytes":1', '"nbytes":-1', "nbytes is a number from 0"),
         (6, '"device_s":0.0', '"device_s":1e308', "device_s is a number from 0 to 1e\\+12, not 1e\\+308"),
         (7, '"run_s":1.0', '"run_s":1e308', "run_s is a number from 0 to 1e\\+12, not 1e\\+308"),
+        (2, '"decisions"', '"raise":1,"decisions"', "Object contains unknown field `raise`"),
+        (8, '"time_s":4.0', '"time_s":-4.0', "time_s is a number from 3"),
+        (4, '"time_s":1.5', '"time_s":1e13', "time_s is a number from 1 to 1e\\+12"),
+        (2, '"time_s":0.0', '"time_s":0.0,"x":1', "Tick has no field 'x'"),
+        (5, '"nbytes":1', '"nbytes":1,"constants":true', "ObjectUse has no field 'constants'"),
+        (5, '"slot":0', '"slot":0,"slots":0', "Dispatch has no field 'slots'"),
+        (1, '"speed":1.0', '"speed":1.0,"speeds":0.0', "PhysicalDevice has no field 'speeds'"),
         (7, '"observations":1', '"observations":-1', "observations is a number from 1 to 1.15292e\\+18, not -1"),
     ],
 )
@@ -235,6 +242,15 @@ def test_a_number_that_no_pool_writes_is_an_error_with_its_line(
         with pytest.raises(InvalidRecord, match=f"line {line}: {words}") as caught:
             read_all(path)
         assert caught.value.line == line
+
+
+def test_a_time_that_goes_back_is_an_error_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    record(path, *EVENTS, Tick(4.0))
+    path.write_text(path.read_text().replace('"time_s":1.5', '"time_s":1e9'))
+    for read_all in (replay, recorded):
+        with pytest.raises(InvalidRecord, match=r"line 5: time_s is a number from 1e\+09 to 1e\+12, not 2.0"):
+            read_all(path)
 
 
 def test_a_line_that_is_too_long_is_not_read_whole(tmp_path: Path) -> None:
