@@ -29,6 +29,7 @@ COLUMNS = {
     "mean_latency_s": "mean latency (s)",
     "p50_latency_s": "p50 (s)",
     "p99_latency_s": "p99 (s)",
+    "worst_client_s": "worst client's mean (s)",
     "rejected_ratio": "rejected",
     "miss_ratio": "misses",
     "false_miss_ratio": "false misses",
@@ -53,7 +54,7 @@ def compare(
         MissingPackage: there is something to plot, but no matplotlib.
     """
     from kaas.papers.scheduling.plots import draw_rows
-    from kaas.scheduling.comparing.runs import SimulatedRun, measure_all, spreads
+    from kaas.scheduling.comparing.runs import SimulatedRun, client_spreads, measure_all, spreads
 
     check_plot(plot)
     option, values = (None, ()) if sweep is None else swept(sweep)
@@ -66,14 +67,16 @@ def compare(
     with progress("simulating", len(runs)) as done:
         measured = measure_all(runs, done)
     rows: list[dict[str, Any]] = []
-    for place, told in enumerate(variants):
+    by_seed = [measured[place * seeds : (place + 1) * seeds] for place in range(len(variants))]
+    for told, figures in zip(variants, by_seed, strict=True):
         labels = {"policy": told["name"]} | ({option: told[option]} if option in told else {})
-        rows.append({**labels, **spreads(measured[place * seeds : (place + 1) * seeds])})
+        rows.append({**labels, **spreads(figures)})
     if plot is not None:
         numeric = option is not None and all(type(value) in {int, float} for value in values)
         draw_rows(rows, plot, along=option if numeric else None)
     if json:
-        print(msgspec.json.encode(rows).decode())
+        whole = [row | {"per_client": client_spreads(figures)} for row, figures in zip(rows, by_seed, strict=True)]
+        print(msgspec.json.encode(whole).decode())
         return
     show(rows, seeds)
 

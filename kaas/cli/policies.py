@@ -187,9 +187,10 @@ def _figures(summary: Summary) -> Table:
 
 
 def _clients(summary: Summary) -> Table:
-    table = Table("client", "requests", "mean latency (s)", "charged (s)")
+    table = Table("client", "requests", "mean latency (s)", "p99 (s)", "charged (s)")
     for name, client in summary.per_client.items():
-        table.add_row(plain(name), str(client.requests), f"{client.mean_latency_s:.6g}", f"{client.charged_s:.6g}")
+        figures = (client.mean_latency_s, client.p99_latency_s, client.charged_s)
+        table.add_row(plain(name), str(client.requests), *(f"{figure:.6g}" for figure in figures))
     return table
 
 

@@ -53,8 +53,24 @@ def test_a_seed_alone_is_the_run_that_simulate_shows(scenario: str) -> None:
     ended = runner.invoke(app, ["simulate", scenario, "--json"])
     summary = json.loads(ended.stdout)["summary"]
     assert found["mean_latency_s"] == [summary["mean_latency_s"], 0]
-    same = found.keys() & summary.keys()
+    same = found.keys() & summary.keys() - {"per_client"}
     assert {name: found[name][0] for name in same} == pytest.approx({name: summary[name] for name in same}, rel=1e-3)
+
+
+def test_each_client_s_latencies_are_told_and_the_worst_mean_is_in_the_table(tmp_path: Path) -> None:
+    """The light client waits for the others' 3 s: 3.5 s, and then for none: 0.5 s."""
+    path = tmp_path / "light.json"
+    functions = {"h": {"run_s": 1, "client": "heavy"}, "l": {"run_s": 0.5, "client": "light"}}
+    told = [*[{"function": "h"}] * 3, {"function": "l"}, {"function": "l", "at_s": 10}]
+    path.write_text(json.dumps({"functions": functions, "requests": told}))
+    (found,) = rows(str(path), "--policies", "fcfs")
+    assert found["per_client"]["light"] == {"mean_latency_s": [2.0, 0], "p99_latency_s": [pytest.approx(3.5, 1e-3), 0]}
+    assert found["per_client"]["heavy"]["mean_latency_s"] == [2.0, 0]
+    assert found["worst_client_s"] == [2.0, 0]
+    assert "worst client's mean (s)" in runner.invoke(app, ["simulate", str(path), "--policies", "fcfs"]).stdout
+    ended = runner.invoke(app, ["simulate", str(path), "--json"])
+    light = json.loads(ended.stdout)["summary"]["per_client"]["light"]
+    assert light == {"requests": 2, "mean_latency_s": 2.0, "p99_latency_s": 3.5, "charged_s": 1.0}
 
 
 def test_an_option_is_swept_for_the_policies_that_have_it(scenario: str) -> None:

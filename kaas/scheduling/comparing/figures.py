@@ -19,7 +19,7 @@ from kaas.scheduling.events import (
     WorkerGone,
 )
 from kaas.scheduling.simulation.scenario import Scenario, ScenarioRequest
-from kaas.scheduling.simulation.simulated import Summary, jain
+from kaas.scheduling.simulation.simulated import ClientSummary, Summary, jain
 from kaas.scheduling.simulation.simulator import simulate
 
 
@@ -33,15 +33,17 @@ class PolicyFigures:
             the device. false_miss_ratio: those of the misses for which another device had it. cold_ratio: dispatches
             for which a worker started, or whose memory came from the store.
         duplicates: devices that hold the memory of the function with most requests: the mean over time.
-        function_variance, client_variance: of the mean latencies of functions, and of clients, in square seconds.
+        worst_client_s: the largest mean latency of a client. function_variance, client_variance: of the mean latencies
+            of functions, and of clients, in square seconds.
         waiting_jain: Jain's index of what clients got while their requests waited, over what their weights entitle them
             to; `Summary.jain` is another figure, of all that clients were charged.
-        utilisation: of all slots' time, up to the last event.
+        utilisation: of all slots' time, up to the last event. per_client: as in `Summary`.
     """
 
     mean_latency_s: float
     p50_latency_s: float
     p99_latency_s: float
+    worst_client_s: float
     latency_sd: float
     rejected_ratio: float
     miss_ratio: float
@@ -52,6 +54,7 @@ class PolicyFigures:
     client_variance: float
     waiting_jain: float
     utilisation: float
+    per_client: Mapping[str, ClientSummary]
 
 
 def measure(
@@ -191,6 +194,7 @@ class RunObserver:
             mean_latency_s=summary.mean_latency_s,
             p50_latency_s=summary.p50_latency_s,
             p99_latency_s=summary.p99_latency_s,
+            worst_client_s=max((each.mean_latency_s for each in summary.per_client.values()), default=0.0),
             latency_sd=self.latency.sd,
             rejected_ratio=_ratio(summary.rejected, requests),
             miss_ratio=_ratio(misses, dispatches),
@@ -201,6 +205,7 @@ class RunObserver:
             client_variance=_variance(self._clients),
             waiting_jain=jain([share for client in self._backlogs if (share := self._share(client)) is not None]),
             utilisation=_ratio(sum(summary.device_busy_s), slots * self._now_s),
+            per_client=summary.per_client,
         )
 
     def _advance(self, now_s: float) -> None:

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from multiprocessing import active_children
 from statistics import fmean, stdev
 from typing import Any
@@ -74,8 +74,19 @@ def _begin() -> None:
 
 def spreads(measured: Sequence[PolicyFigures]) -> dict[str, Spread]:
     """Return the spread of each figure over runs that differ by their seed alone."""
-    names = [field.name for field in fields(PolicyFigures)]
-    return dict(zip(names, map(spread, zip(*map(astuple, measured), strict=True)), strict=True))
+    names = [field.name for field in fields(PolicyFigures) if field.name != "per_client"]
+    return {name: spread(getattr(each, name) for each in measured) for name in names}
+
+
+def client_spreads(measured: Sequence[PolicyFigures]) -> dict[str, dict[str, Spread]]:
+    """Return the spreads of each client's latencies, in seconds, over the runs in which it has requests."""
+    return {
+        client: {
+            name: spread(getattr(each.per_client[client], name) for each in measured if client in each.per_client)
+            for name in ("mean_latency_s", "p99_latency_s")
+        }
+        for client in dict.fromkeys(client for each in measured for client in each.per_client)
+    }
 
 
 def spread(values: Iterable[float]) -> Spread:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Self
 
 from kaas.scheduling.simulation.clock import SECOND_PS, seconds
 from kaas.scheduling.simulation.simulated import (
@@ -24,17 +25,23 @@ BUCKET = 1.001
 """The quotient of the limits of a bucket of latencies: a quantile is wrong by 0.05 % at most."""
 
 
-class Latencies(Protocol):
+class Latencies(ABC):
     """Collected latencies, and their quantiles."""
 
+    @abstractmethod
     def add(self, latency_ps: int) -> None:
         """Add a latency."""
 
+    @abstractmethod
+    def join(self, other: Self) -> None:
+        """Add the latencies of another collection of this kind."""
+
+    @abstractmethod
     def quantiles_s(self, percents: Sequence[int]) -> list[float]:
         """Return quantiles by nearest rank: the least value that so many percent do not exceed; 0 of no values."""
 
 
-class ExactLatencies:
+class ExactLatencies(Latencies):
     """All latencies: eight bytes each."""
 
     def __init__(self) -> None:
@@ -44,13 +51,17 @@ class ExactLatencies:
         """Add a latency."""
         self._values.append(latency_ps / SECOND_PS)
 
+    def join(self, other: Self) -> None:
+        """Add all latencies of another collection."""
+        self._values.extend(other._values)
+
     def quantiles_s(self, percents: Sequence[int]) -> list[float]:
         """Return the quantiles of all latencies."""
         ordered = sorted(self._values)
         return [ordered[_rank(percent, len(ordered)) - 1] if ordered else 0.0 for percent in percents]
 
 
-class LatencyBuckets:
+class LatencyBuckets(Latencies):
     """How many latencies there are in each bucket: some thousand buckets, for any number of latencies."""
 
     def __init__(self) -> None:
@@ -64,6 +75,11 @@ class LatencyBuckets:
             self._counts[int(math.log(latency_ps) * self._scale)] += 1
         else:
             self._zeros += 1
+
+    def join(self, other: Self) -> None:
+        """Add the counts of another collection."""
+        self._counts.update(other._counts)
+        self._zeros += other._zeros
 
     def quantiles_s(self, percents: Sequence[int]) -> list[float]:
         """Return the middles of the quantiles' buckets."""
@@ -88,15 +104,17 @@ def _rank(percent: int, count: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class _ClientFigures:
-    """Counts of one client's requests, and sums in picoseconds."""
+    """Counts of one client's requests, sums in picoseconds, and latencies."""
 
+    latencies: Latencies
     requests: int = 0
     completed: int = 0
     latency_ps: int = 0
     charged_ps: int = 0
 
     def summary(self) -> ClientSummary:
-        return ClientSummary(self.requests, _mean_s(self.latency_ps, self.completed), seconds(self.charged_ps))
+        mean_s, (p99_s,) = _mean_s(self.latency_ps, self.completed), self.latencies.quantiles_s((99,))
+        return ClientSummary(self.requests, mean_s, seconds(self.charged_ps), p99_s)
 
 
 class RunFigures:
@@ -109,8 +127,8 @@ class RunFigures:
     def __init__(self, clients: Iterable[str], *, keep: bool) -> None:
         self.ended = 0
         self._keep = keep
-        self._clients = {client: _ClientFigures() for client in clients}
-        self._latencies: Latencies = ExactLatencies() if keep else LatencyBuckets()
+        self._latencies: type[Latencies] = ExactLatencies if keep else LatencyBuckets
+        self._clients = {client: _ClientFigures(self._latencies()) for client in clients}
         self._starts: Counter[Start] = Counter()
         self._evictions = 0
         self._false_misses = 0
@@ -122,7 +140,7 @@ class RunFigures:
         """Count a request."""
         found = self._clients.get(client)
         if found is None:
-            found = self._clients[client] = _ClientFigures()
+            found = self._clients[client] = _ClientFigures(self._latencies())
         found.requests += 1
 
     def began(
@@ -146,8 +164,8 @@ class RunFigures:
 
     def completed(self, client: str, latency_ps: int) -> None:
         """Count a request that ran to its end in time."""
-        self._latencies.add(latency_ps)
         found = self._clients[client]
+        found.latencies.add(latency_ps)
         found.completed += 1
         found.latency_ps += latency_ps
 
@@ -165,7 +183,10 @@ class RunFigures:
         """Return the result of the run. weights: of clients; that of others is 1."""
         clients = {name: figures.summary() for name, figures in self._clients.items()}
         completed = sum(figures.completed for figures in self._clients.values())
-        p50_s, p99_s = self._latencies.quantiles_s((50, 99))
+        latencies = self._latencies()
+        for figures in self._clients.values():
+            latencies.join(figures.latencies)
+        p50_s, p99_s = latencies.quantiles_s((50, 99))
         summary = Summary(
             mean_latency_s=_mean_s(sum(figures.latency_ps for figures in self._clients.values()), completed),
             p50_latency_s=p50_s,

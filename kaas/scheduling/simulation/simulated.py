@@ -46,11 +46,12 @@ class Rejected(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ClientSummary:
-    """Requests, mean latency and charged device seconds of a client."""
+    """Requests, latencies and charged device seconds of a client."""
 
     requests: int
     mean_latency_s: float
     charged_s: float
+    p99_latency_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,8 +181,8 @@ def test_the_command_prints_json_of_the_documented_shape(tmp_path: Path) -> None
             "device_busy_s": [1.0],
             "jain": 0.5,
             "per_client": {
-                "c0": {"requests": 2, "mean_latency_s": 2.0, "charged_s": 1.0},
-                "default": {"requests": 1, "mean_latency_s": 2.0, "charged_s": 0.0},
+                "c0": {"requests": 2, "mean_latency_s": 2.0, "charged_s": 1.0, "p99_latency_s": 2.0},
+                "default": {"requests": 1, "mean_latency_s": 2.0, "charged_s": 0.0, "p99_latency_s": 2.0},
             },
         },
     }
