@@ -64,6 +64,8 @@ def make_policy(chosen: str | PolicyFactory, devices: Sequence[PhysicalDevice]) 
     name = chosen if isinstance(chosen, str) else getattr(chosen, "__name__", described(chosen))
     try:
         policy = factory(chosen)(devices)
+        if not callable(getattr(policy, "handle", None)):
+            raise TypeError(f"{described(type(policy))} has no method handle")
         if any(device.client_executors is not None for device in devices):
             policy = ProcessIsolation(policy, devices)
     except (Exception, SystemExit) as error:

@@ -10,6 +10,11 @@ from kaas.server.config.serve_check import check_policy
 from kaas.server.config.serve_config import parse
 
 
+class WithoutHandle:
+    def __init__(self, devices: object) -> None:
+        pass
+
+
 class WithoutDevices:
     """A policy whose class takes no devices."""
 
@@ -24,6 +29,7 @@ class WithoutDevices:
         ("policy: {name: mqfq_sticky, D: 4}, slots: 2, devices: [{kind: gpu}]", "but a device has 2 slots"),
         ('policy: {name: adaptive, T: "10"}', "T is a number from 0 on, not '10'"),
         (f'policy: "{__name__}:WithoutDevices"', "takes no arguments"),
+        (f'policy: "{__name__}:WithoutHandle"', "WithoutHandle has no method handle"),
         ("policy: {name: static, shares: {ada: [3]}}, devices: [{}, {}]", "there is no device 3"),
     ],
 )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from itertools import count, islice
 from typing import Any, ClassVar, TypeVar
 
+from kaas.errors import PolicyError
 from kaas.scheduling.candidates import Candidate
 from kaas.scheduling.events import RequestDone
 from kaas.scheduling.policies.fair_share import ClientShare
@@ -158,7 +159,13 @@ class FlowOrder(RequestOrder):
 
     def offer(self, queue: Queue) -> None:
         """Take in that a flow has another first request, or place, and may go on."""
-        self.heads.put(queue, self.place(queue))
+        place = self.place(queue)
+        try:
+            self.heads.put(queue, place)
+        except TypeError as error:
+            name = type(self).__name__
+            message = f"{name}.place returned {place!r}, not a tuple of numbers that compares with other places"
+            raise PolicyError(message, policy=name) from error
 
     def withdraw(self, queue: Queue) -> None:
         """Take in that a flow is empty, or may not go on."""

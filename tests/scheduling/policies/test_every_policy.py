@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kaas.config import LARGEST, MOST
+from kaas.errors import PolicyError
 from kaas.scheduling.decisions import Decision, PolicyFactory
 from kaas.scheduling.events import Event, FunctionKnown, ObjectUse, PhysicalDevice
 from kaas.scheduling.policies import POLICIES
 from kaas.scheduling.policies.cfs_affinity import CfsAffinity
 from kaas.scheduling.policies.orders import FlowOrder, PriorityOrder
 from kaas.scheduling.policies.scheduler import Scheduler
-from kaas.scheduling.policies.state import RequestOrder, Serves
+from kaas.scheduling.policies.state import Queue, RequestOrder, Serves
 from kaas.scheduling.policies.static import Static
 from tests.scheduling.policies.world import ETASK, EXECUTOR, World
 
@@ -162,6 +163,22 @@ def test_the_least_and_the_largest_profile_end_no_policy(name: str, seconds: flo
     for client, function in ("af", "bg", "ah", "bf") * 3:
         world.arrive(client, function, inputs=(ObjectUse(function.encode(), MOST >> 4, constant=True),))
     world.settle(lambda _: 0)
+
+
+@pytest.mark.parametrize("place", [None, 3])
+def test_a_place_that_is_no_tuple_is_named(place: Any) -> None:
+    class Nowhere(PriorityOrder):
+        def place(self, queue: Queue) -> Any:  # noqa: ARG002
+            return place
+
+    class Lost(Scheduler):
+        def order(self, serves: Serves) -> RequestOrder:  # noqa: ARG002
+            return Nowhere(self.suited)
+
+    world = World(Lost)
+    world.tick()
+    with pytest.raises(PolicyError, match=f"Nowhere.place returned {place}, not a tuple of numbers"):
+        world.arrive()
 
 
 def test_an_order_with_its_own_next_request_is_asked_for_each() -> None:
