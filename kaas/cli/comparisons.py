@@ -71,6 +71,9 @@ def compare(
     for told, figures in zip(variants, by_seed, strict=True):
         labels = {"policy": told["name"]} | ({option: told[option]} if option in told else {})
         rows.append({**labels, **spreads(figures)})
+    for names in _alike(rows, labels=("policy", option)):
+        note = f"the same figures: {', '.join(names)} (static differs from fcfs by its shares, edf by deadlines)"
+        Console(stderr=True, emoji=False).print(note, markup=False, highlight=False, soft_wrap=True)
     if plot is not None:
         numeric = option is not None and all(type(value) in {int, float} for value in values)
         draw_rows(rows, plot, along=option if numeric else None)
@@ -118,6 +121,15 @@ def swept(text: str) -> tuple[str, tuple[Any, ...]]:
     if not 0 <= high - low < MOST_VALUES:
         raise InvalidRequest(f"--sweep {option}: {told!r} has no values, or more than {MOST_VALUES:,}")
     return option, tuple(range(low, high + 1))
+
+
+def _alike(rows: Sequence[FigureRow], labels: Sequence[str | None]) -> list[list[str]]:
+    """Return the policies of rows with the same figures, where several have them."""
+    groups: dict[str, dict[str, None]] = {}
+    for row in rows:
+        figures = {name: value for name, value in row.items() if name not in labels}
+        groups.setdefault(repr(figures), {})[row["policy"]] = None
+    return [list(names) for names in groups.values() if len(names) > 1]
 
 
 @contextmanager

@@ -148,6 +148,9 @@ def _simulate(
     if isinstance(found, str):
         scenario, found = replace(scenario, policy=PolicyChoice(found)), None
     scenario, requests = open_workload(scenario)
+    if requests is not None and not any(each.run_s for each in scenario.functions.values()):
+        note = f"0 of {len(scenario.functions)} functions of the workload have run times: all run for 0 s"
+        Console(stderr=True, emoji=False).print(note, highlight=False, soft_wrap=True)
     with arrivals() as arrived:
         result = simulated(scenario, found, requests=requests, dispatches=not summary, progress=arrived)
     if json:

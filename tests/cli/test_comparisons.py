@@ -73,6 +73,12 @@ def test_each_client_s_latencies_are_told_and_the_worst_mean_is_in_the_table(tmp
     assert light == {"requests": 2, "mean_latency_s": 2.0, "p99_latency_s": 3.5, "charged_s": 1.0}
 
 
+def test_policies_with_the_same_figures_are_named(scenario: str) -> None:
+    ended = runner.invoke(app, ["simulate", scenario, "--policies", "fcfs,lalb,edf,static"], catch_exceptions=False)
+    assert "the same figures: fcfs, edf, static (" in ended.stderr
+    assert "the same figures" not in runner.invoke(app, ["simulate", scenario, "--policies", "fcfs,lalb"]).stderr
+
+
 def test_an_option_is_swept_for_the_policies_that_have_it(scenario: str) -> None:
     found = rows(scenario, "--policies", "fcfs,lalbo3", "--sweep", "limit=0..2")
     assert [(row["policy"], row.get("limit")) for row in found] == [
@@ -156,3 +162,16 @@ def test_sweeps_are_ranges_or_lists() -> None:
     for wrong in ("limit=5..3", "limit=0..99999", "limit=a..b", "limit=", "=3", "1x=2", "T=1,2,1"):
         with pytest.raises(InvalidRequest):
             swept(wrong)
+
+
+@pytest.mark.parametrize(("app_name", "said"), [("other", True), ("app", False)])
+def test_a_trace_without_run_times_of_its_functions_says_so(tmp_path: Path, app_name: str, said: bool) -> None:
+    calls = "HashOwner,HashApp,HashFunction,1\no,app,f,1\no,app,g,2\n"
+    (tmp_path / "invocations_per_function_md.anon.d01.csv").write_text(calls)
+    runs = f"HashApp,HashFunction,Average\n{app_name},f,5\n"
+    (tmp_path / "function_durations_percentiles.anon.d01.csv").write_text(runs)
+    (tmp_path / "app_memory_percentiles.anon.d01.csv").write_text("HashApp,AverageAllocatedMb\n")
+    path = tmp_path / "azure.json"
+    path.write_text(json.dumps({"workload": {"azure2019": str(tmp_path), "minutes": [0, 1]}}))
+    ended = runner.invoke(app, ["simulate", str(path)], catch_exceptions=False)
+    assert ("0 of 2 functions of the workload have run times" in ended.stderr) is said
