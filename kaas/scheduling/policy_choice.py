@@ -14,7 +14,7 @@ from kaas.scheduling.checks import CheckedPolicy
 from kaas.scheduling.decisions import PolicyFactory
 from kaas.scheduling.events import PhysicalDevice
 from kaas.scheduling.policies import POLICIES, factory
-from kaas.scheduling.process_isolation import ProcessIsolation
+from kaas.scheduling.process_isolation import isolated
 from kaas.scheduling.raised_at import error_text, raised_at
 
 
@@ -66,13 +66,11 @@ def make_policy(chosen: str | PolicyFactory, devices: Sequence[PhysicalDevice]) 
         policy = factory(chosen)(devices)
         if not callable(getattr(policy, "handle", None)):
             raise TypeError(f"{described(type(policy))} has no method handle")
-        if any(device.client_executors is not None for device in devices):
-            policy = ProcessIsolation(policy, devices)
     except (Exception, SystemExit) as error:
         where = "" if isinstance(error, KaasError) else f" ({raised_at(error)})"
         message = f"policy {name!r} cannot be made: {error_text(error)}{where}"
         raise PolicyError(message, policy=name) from error
-    return CheckedPolicy(policy, devices, name=name)
+    return CheckedPolicy(isolated(policy, devices), devices, name=name)
 
 
 CLIENT_EXECUTORS = 4

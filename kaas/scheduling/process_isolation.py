@@ -357,6 +357,11 @@ class ProcessIsolation:
         self._decisions.append(StopWorker(executor.worker))
 
 
+def isolated(policy: Policy, devices: Sequence[events.PhysicalDevice]) -> Policy:
+    """Return a policy, which keeps clients apart if the devices have executors of each."""
+    return ProcessIsolation(policy, devices) if any(each.client_executors for each in devices) else policy
+
+
 def _own(keys: Sequence[bytes], executor: ClientExecutor) -> tuple[bytes, ...]:
     """Return the objects that an executor has."""
     return tuple([key for key in keys if key in executor.keys])

@@ -34,6 +34,7 @@ from kaas.scheduling.events import (
     WorkerReady,
 )
 from kaas.scheduling.policies import POLICIES, factory
+from kaas.scheduling.process_isolation import isolated
 from kaas.scheduling.simulation.recorded import Recorded
 from kaas.scheduling.simulation.scenario_file import MOST_SLOTS
 
@@ -223,8 +224,7 @@ def replay(path: str | Path, policy: str | PolicyFactory | None = None) -> Repla
     Raises:
         InvalidRecord: the file is no record, or its policy is one of the user's own.
     """
-    epochs = events = decisions = 0
-    replaying: CheckedPolicy | None = None
+    epochs, events, decisions, replaying = 0, 0, 0, None
     for number, entry in read(Path(path)):
         if isinstance(entry, PoolEpoch):
             epochs += 1
@@ -285,7 +285,7 @@ def new_policy(path: str | Path, line: int, epoch: PoolEpoch, policy: str | Poli
         raise own_policy(path, line, epoch.own)
     name, options, own = (chosen, epoch.options, "") if policy is None else _name(chosen)
     try:
-        return CheckedPolicy(factory(chosen)(epoch.devices, **options), epoch.devices)
+        return CheckedPolicy(isolated(factory(chosen)(epoch.devices, **options), epoch.devices), epoch.devices)
     except (KaasError, TypeError, ValueError, LookupError) as error:
         message = f"{path}, line {line}: policy {name or own or OWN!r} with {options} cannot be made: {error}"
         raise InvalidRecord(message, path=str(path), line=line) from error

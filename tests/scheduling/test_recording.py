@@ -80,7 +80,7 @@ def reply(chance: random.Random) -> WorkerReply:
     return WorkerReply(error=InvalidRecord("no"), record=record) if kind < 0.2 else WorkerReply("value", record=record)
 
 
-def load(path: Path, policy: Any, seed: int, requests: int = 300) -> None:
+def load(path: Path, policy: Any, seed: int, requests: int = 300, isolation: str = "none") -> None:
     """Run a pool of three devices under random load: requests with inputs that come later, cancelled ones, late ones,
     failing ones, eTasks, workers that die."""
 
@@ -89,7 +89,8 @@ def load(path: Path, policy: Any, seed: int, requests: int = 300) -> None:
         workers = Workers()
         clients = {"a": ClientSettings(weight=2.0), "b": ClientSettings(max_running=2)}
         devices = (Device(), Device(speed=2.0), Device())
-        pool = Pool("test", Config(devices=devices, policy=policy, clients=clients, record=str(path)), workers)
+        config = Config(devices=devices, policy=policy, clients=clients, record=str(path), isolation=isolation)
+        pool = Pool("test", config, workers)
         pool.open()
         await settle()
         tasks: list[asyncio.Task[Any]] = []
@@ -130,6 +131,14 @@ def test_a_replay_decides_the_same(policy: str, seed: int, tmp_path: Path) -> No
     assert told.events > 600
     assert told.decisions > 200
     assert replay(path, POLICIES[policy]) == told
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_pool_that_keeps_clients_apart_replays_too(policy: str, tmp_path: Path) -> None:
+    load(tmp_path / "run.jsonl", policy, seed=1, isolation="process")
+    told = replay(tmp_path / "run.jsonl")
+    assert told.difference is None
+    assert told.decisions > 200
 
 
 @pytest.mark.processes
