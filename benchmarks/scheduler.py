@@ -5,7 +5,9 @@
 Under each policy that shares devices: 1,000 devices, 10,000 functions of 10,000 clients, 100,000 waiting requests. A
 device holds some 10 functions. decision_over_heap is the median time of handling a RequestDone, under the slowest
 policy, over a push and a pop on a heap of 100,000 entries. growth_devices is over the same with 10 devices, and
-growth_waiting over 100 waiting requests of 16 clients; both are of the policy that grows most.
+growth_waiting over 100 waiting requests of 16 clients; both are of the policy that grows most. The detail
+also has `adaptive` with the lead of `kaas serve` on four devices: two clients with 64 or 2,000 functions together, and
+five waiting requests of each function.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from kaas.scheduling.events import (
     WorkerReady,
 )
 from kaas.scheduling.policies import POLICIES
+from kaas.server.config.serve_config import LEAD_S
 
 SHARING = tuple(name for name in POLICIES if name not in ("exclusive", "static"))
 DEVICES, CLIENTS, WAITING = 1000, 10_000, 100_000
@@ -43,11 +46,13 @@ MEASURED = 200
 class Pool:
     """Devices that are always busy under a policy, and a queue that keeps its length."""
 
-    def __init__(self, policy: str, devices: int, clients: int, waiting: int) -> None:
+    def __init__(
+        self, policy: str, devices: int, functions: int, waiting: int, clients: int | None = None, **options: Any
+    ) -> None:
         physical = [PhysicalDevice(index, "gpu", DEVICE_BYTES, slots=1) for index in range(devices)]
-        self._policy = CheckedPolicy(POLICIES[policy](physical), physical, name=policy)
+        self._policy = CheckedPolicy(POLICIES[policy](physical, **options), physical, name=policy)
         self._random = Random(0)
-        self._clients = clients
+        self._functions, self._clients = functions, clients or functions
         self._ids = count()
         self._now_s = 0.0
         self._running: dict[int, tuple[int, bytes]] = {}  # request: its worker, and what it reads
@@ -74,10 +79,10 @@ class Pool:
 
     def _arrive(self) -> None:
         self._now_s += 0.001
-        number, request = self._random.randrange(self._clients), next(self._ids)
+        number, request = self._random.randrange(self._functions), next(self._ids)
         self._keys[request] = key = number.to_bytes(4, "big")
         uses = (ObjectUse(key, FUNCTION_BYTES, constant=True),)
-        self._handle(RequestArrived(self._now_s, request, f"c{number}", f"f{number}", uses))
+        self._handle(RequestArrived(self._now_s, request, f"c{number % self._clients}", f"f{number}", uses))
 
     def step(self) -> float:
         """End a request, and let another one arrive. Return the seconds of the end."""
@@ -104,9 +109,11 @@ class Pool:
         return took_s
 
 
-def decision_s(policy: str, devices: int = DEVICES, clients: int = CLIENTS, waiting: int = WAITING) -> float:
-    """Return the median seconds of a RequestDone with its dispatch."""
-    pool = Pool(policy, devices, clients, waiting)
+def decision_s(
+    policy: str, devices: int = DEVICES, functions: int = CLIENTS, waiting: int = WAITING, **more: Any
+) -> float:
+    """Return the median seconds of a RequestDone with its dispatch. more: as in `Pool`."""
+    pool = Pool(policy, devices, functions, waiting, **more)
     for _ in range(MEASURED // 4):
         pool.step()
     return median(pool.step() for _ in range(MEASURED))
@@ -144,6 +151,9 @@ def main() -> None:
         detail[f"{policy}_us"] = round(large * 1e6, 1)
         detail[f"{policy}_10_devices_us"] = round(few * 1e6, 1)
         detail[f"{policy}_100_waiting_us"] = round(short * 1e6, 1)
+    for functions in (64, 2000) if "adaptive" in policies else ():
+        crossing_s = decision_s("adaptive", 4, functions, 5 * functions, clients=2, T=LEAD_S)
+        detail[f"adaptive_2_clients_{functions}_functions_us"] = round(crossing_s * 1e6, 1)
     bars = {
         "decision_over_heap": (max(over_heap), "<=", 50),
         "growth_devices": (max(by_devices), "<=", 2),

@@ -18,11 +18,12 @@ from kaas.scheduling.policies.boost import Boost, Costs
 from kaas.scheduling.policies.boosted_scores import BoostedScores
 from kaas.scheduling.policies.fair_share import ClientShare
 from kaas.scheduling.policies.fair_turns import FairTurns
+from kaas.scheduling.policies.flows_by_client import FlowsByClient, HeldBack
 from kaas.scheduling.policies.holdings import NOTHING, Holdings, WorkingSet
 from kaas.scheduling.policies.keep import Keep
 from kaas.scheduling.policies.local_queues import LocalQueues
 from kaas.scheduling.policies.options import check_flag, check_number
-from kaas.scheduling.policies.orders import FunctionFlows, PriorityQueue, by_age
+from kaas.scheduling.policies.orders import FunctionFlows, by_age
 from kaas.scheduling.policies.reader_queue import Readers
 from kaas.scheduling.policies.scheduler import Scheduler
 from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, RequestOrder, Serves, WorkerGroup, WorkerState
@@ -179,10 +180,12 @@ class BoostedArrivals(BoostedScores):
         self._policy = policy
         self._local = LocalQueues(policy.cost_s, overrun=1.0)
         self._turns = FairTurns(policy.clients, policy.lead_s)
-        self._readers: Readers[Queue] = Readers()
+        self._held_back = HeldBack()
+        flows = partial(FlowsByClient, self._held_back)
+        self._readers: Readers[Queue] = Readers(flows)
         holdings.whole_changed.append(self._readers.whole_changed)
         self._costs: dict[Queue, tuple[int, int]] = {}  # the classes of a run, and of a run with the load
-        self._classes = defaultdict[int, PriorityQueue[Queue]](PriorityQueue)  # by the class of a run with the load
+        self._classes = defaultdict[int, FlowsByClient](flows)  # by the class of a run with the load
         self._of_function = FunctionFlows()
         self._urgent = UrgentRequests()
 
@@ -191,8 +194,8 @@ class BoostedArrivals(BoostedScores):
         return [request.reads for request in (*worker.running.values(), *self._local.requests(worker))]
 
     def waited_for(self, constants: WorkingSet) -> bool:
-        """Return True if a request waits that reads a working set."""
-        return self._readers.reads(constants)
+        """Return True if a request waits that reads a working set, and may go."""
+        return self._readers.first_of(constants) is not None
 
     # --- flows
 
@@ -243,8 +246,7 @@ class BoostedArrivals(BoostedScores):
         self._of_function.add(queue)
         if not self._turns.waits(queue.share):
             self.take_turns(queue.share)
-        if self._turns.may_go(queue.share):
-            self._put(queue)
+        self._put(queue)
 
     def withdraw(self, queue: Queue) -> None:
         """Take a flow out of its places."""
@@ -283,12 +285,10 @@ class BoostedArrivals(BoostedScores):
         """Let the clients go that may go now, and hold the others back."""
         waits = share in self.clients and share not in self._parked
         for changed in self._turns.changed(share, waits=waits):
-            may_go = self._turns.may_go(changed)
-            for queue in self.queues(changed):
-                if may_go:
-                    self._put(queue)
-                else:
-                    self._remove_place(queue)
+            if self._turns.may_go(changed):
+                self._held_back.release(changed)
+            else:
+                self._held_back.hold(changed)
 
     def estimated(self, function: str) -> None:
         """Give the flows of a function places by its new times, if these are of another class."""
@@ -342,10 +342,10 @@ class BoostedArrivals(BoostedScores):
     def held(self, request: QueuedRequest) -> bool:
         """Return True if a promised request may not go: limits, one of higher priority, or another client's turn."""
         share = request.share
-        if not self._classes or share in self._parked:
-            return share in self._parked
-        first = min(queues.least()[0] for queues in self._classes.values())
-        return first < -share.priority or self._turns.yields(share)
+        if share in self._parked:
+            return True
+        firsts = [least[0] for flows in self._classes.values() if (least := flows.least())]
+        return bool(firsts) and (min(firsts) < -share.priority or self._turns.yields(share))
 
     def _take_back(self) -> None:
         """Let requests go elsewhere that have waited for a busy worker for too long, if another worker is free."""
@@ -357,14 +357,11 @@ class BoostedArrivals(BoostedScores):
     def _best(self, idle: WorkerState) -> QueuedRequest | None:
         """Return the request of the least boosted arrival on a device."""
         boosts, costs, classes = self._policy.boost, self._costs, self._classes
-        if len(classes) == 1 and not self._readers.sets:
-            queue: Queue = next(iter(classes.values())).least()[-1]
-            return queue.head  # whatever the boost
         hits = self._readers.leasts(self._policy.held_by(idle)) if self._readers.sets else ()
         found = [(hit[0], hit[1] - boosts[costs[hit[-1]][0]], hit[2], hit[-1]) for hit in hits]
-        for whole, queues in classes.items():
-            least = queues.least()
-            found.append((least[0], least[1] - boosts[whole], least[2], least[-1]))
+        for whole, flows in classes.items():
+            if least := flows.least():
+                found.append((least[0], least[1] - boosts[whole], least[2], least[-1]))
         return min(found, key=PRIORITY_THEN_TIME)[-1].head if found else None
 
     def _urgent_one(self, idle: WorkerState) -> QueuedRequest | None:

@@ -143,8 +143,9 @@ class FairTurns:
         turns.waiting.discard(share)
         if not turns.ahead:
             return []
+        before = share in turns.ahead
         turns.ahead.discard(share)
-        return self._settle(turns)
+        return [*([share] if before else ()), *self._settle(turns)]
 
     def _settle(self, turns: Turns) -> list[ClientShare]:
         """Return the clients that are no longer too far ahead, and let them go."""

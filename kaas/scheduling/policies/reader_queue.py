@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection
+from typing import TypeVar
 
 from kaas.scheduling.policies.holdings import NOTHING, WorkingSet
-from kaas.scheduling.policies.orders import PriorityQueue, SortKey
+from kaas.scheduling.policies.orders import Entry, PriorityQueue, SortKey
 
 Reader = TypeVar("Reader")
 
@@ -14,13 +14,16 @@ Reader = TypeVar("Reader")
 class Readers(dict[Reader, WorkingSet]):
     """Items by the working sets that they read, and by their keys. It is a dict, which only its methods change.
 
+    Args:
+        make: makes the queue of the readers of one working set.
     Fields:
         sets: the readers of each working set. homeless: the sets that no device holds whole, as far as `whole_changed`
             is called.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[], PriorityQueue[Reader]]) -> None:
         super().__init__()
+        self._make = make
         self.sets: dict[WorkingSet, PriorityQueue[Reader]] = {}
         self.homeless: dict[WorkingSet, None] = {}
 
@@ -31,7 +34,7 @@ class Readers(dict[Reader, WorkingSet]):
         self[item] = reads
         readers = self.sets.get(reads)
         if readers is None:
-            readers = self.sets[reads] = PriorityQueue()
+            readers = self.sets[reads] = self._make()
             self.whole_changed(reads)
         readers.put(item, key)
 
@@ -51,21 +54,17 @@ class Readers(dict[Reader, WorkingSet]):
         elif reads.nbytes and reads in self.sets:
             self.homeless[reads] = None
 
-    def reads(self, reads: WorkingSet) -> bool:
-        """Return True if an item reads a working set."""
-        return reads in self.sets
-
     def first_of(self, reads: WorkingSet) -> Reader | None:
-        """Return the first item that reads a working set."""
+        """Return the first item that reads a working set, of those that may go; None if there is none."""
         readers = self.sets.get(reads)
-        return None if readers is None else readers.first()
+        return least[-1] if readers is not None and (least := readers.least()) else None
 
-    def leasts(self, held: dict[WorkingSet, None]) -> list[tuple[Any, ...]]:
-        """Return `PriorityQueue.least` of the items that read each of these sets, but for sets that no item reads."""
+    def leasts(self, held: dict[WorkingSet, None]) -> list[Entry]:
+        """Return `least` of the readers of each of these sets, but for sets that none reads that may go."""
         readers = self.sets
         if len(readers) < len(held):
-            return [own.least() for reads, own in readers.items() if reads in held]
-        return [readers[reads].least() for reads in held if reads in readers]
+            return [least for reads, own in readers.items() if reads in held and (least := own.least())]
+        return [least for reads in held if reads in readers and (least := readers[reads].least())]
 
 
 class ReaderQueue(PriorityQueue[Reader]):
@@ -73,7 +72,7 @@ class ReaderQueue(PriorityQueue[Reader]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._readers: Readers[Reader] = Readers()
+        self._readers: Readers[Reader] = Readers(PriorityQueue)
 
     def put_reader(self, item: Reader, key: SortKey, reads: WorkingSet) -> None:
         """Add an item, or give it another key or working set."""

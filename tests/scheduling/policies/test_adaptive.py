@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import itemgetter
 from random import Random
 from statistics import fmean
 from typing import Any
@@ -15,11 +16,13 @@ from benchmarks.adaptive import OTHERS, WEIGHTS, dues
 from benchmarks.workloads import Workload, azure, kaas_clients, lalb, mqfq
 from kaas.errors import InvalidScenario
 from kaas.scheduling.decisions import Decision, Prefetch
-from kaas.scheduling.events import ClientKnown, Event, PhysicalDevice
+from kaas.scheduling.events import ClientKnown, Event, PhysicalDevice, RequestDone
 from kaas.scheduling.policies.adaptive import Adaptive
 from kaas.scheduling.policies.boost import Boost, Costs, cost_class
+from kaas.scheduling.policies.flows_by_client import HeldBack
+from kaas.scheduling.policies.orders import PriorityQueue
 from kaas.scheduling.policies.sjf import ShortestJobFirst
-from kaas.scheduling.policies.state import QueuedRequest
+from kaas.scheduling.policies.state import Queue, QueuedRequest
 from kaas.scheduling.simulation.scenario_file import read
 from kaas.scheduling.simulation.simulated import Simulated
 from kaas.scheduling.simulation.simulator import simulate
@@ -196,6 +199,84 @@ def test_fairness_costs_nothing_where_the_devices_suffice_for_all() -> None:
     """Clients of weight 4 have less time by weight than others, and always some request waiting: that is no claim."""
     fair, unfair = (fmean(means_by_client(kaas_clients(), 0.4, each).values()) for each in (True, False))
     assert fair < 1.1 * unfair
+
+
+def test_a_decision_moves_no_more_flows_where_a_client_has_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the lead of `kaas serve` two clients overtake each other at nearly each event."""
+    moves = [0]
+    put = PriorityQueue.put
+
+    def counted(queue: PriorityQueue[Any], item: Any, key: tuple[float, ...]) -> None:
+        moves[0] += 1
+        put(queue, item, key)
+
+    def moved(functions: int) -> int:
+        told = {
+            f"{client}{number}": {"client": client, "run_s": 1 + number % 3, "memory_mb": 1}
+            for number in range(functions)
+            for client in "ab"
+        }
+        scenario = read({"functions": told, "requests": requests(*[(0, name) for name in told])})
+        most = [0]
+
+        def observe(event: Event, _: Sequence[Decision]) -> None:
+            if isinstance(event, RequestDone):
+                most[0] = max(most[0], moves[0])
+            moves[0] = 0
+
+        simulate(scenario, lambda devices: Adaptive(devices, T=0.005), observe=observe)
+        return most[0]
+
+    monkeypatch.setattr(PriorityQueue, "put", counted)
+    assert moved(200) <= 2 * moved(10)
+
+
+class WalkedFlows:
+    """The order of `FlowsByClient` by a walk through all flows."""
+
+    def __init__(self, held_back: HeldBack) -> None:
+        self._held_back = held_back
+        self._keys: dict[Queue, tuple[float, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def put(self, queue: Queue, key: tuple[float, ...]) -> None:
+        self._keys[queue] = key
+
+    def discard(self, queue: Queue) -> None:
+        del self._keys[queue]
+
+    def least(self) -> tuple[Any, ...]:
+        able = [(*key, queue) for queue, key in self._keys.items() if queue.share not in self._held_back]
+        return min(able, key=itemgetter(0, 1, 2), default=())
+
+
+@pytest.mark.parametrize("lead_s", [0.005, 0.5, 10.0])
+@pytest.mark.parametrize("clients", [2, 5, 40])
+def test_clients_that_are_held_back_are_passed_over_as_in_a_walk_through_all_flows(
+    clients: int, lead_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = Random(clients)
+    functions = {
+        f"f{n}": {
+            "client": f"c{n % clients}",
+            "memory_mb": draw.choice([0, 1, 2, 3]),
+            "load_s": draw.choice([0.2, 1.0]),
+            "run_s": draw.lognormvariate(-1, 1),
+            "run_cv": 0.5,
+        }
+        for n in range(80)
+    }
+    told = [{"at_s": 0.15 * n, "function": f"f{draw.randrange(80)}"} for n in range(300)]
+    for each in told[::4]:
+        each["deadline_s"] = draw.choice([2, 10])
+    weights = {f"c{n}": {"weight": draw.choice([1, 3])} for n in range(clients)}
+    scenario = read({"devices": [{"memory_mb": 8}] * 2, "functions": functions, "clients": weights, "requests": told})
+    made = simulate(scenario, lambda devices: Adaptive(devices, T=lead_s))
+    monkeypatch.setattr("kaas.scheduling.policies.adaptive.FlowsByClient", WalkedFlows)
+    monkeypatch.setattr(HeldBack, "release", lambda held_back, share: held_back.pop(share, None))
+    assert simulate(scenario, lambda devices: Adaptive(devices, T=lead_s)) == made
 
 
 # --- 6. deadlines
