@@ -148,6 +148,14 @@ def unmeasured(device_s: float) -> RunRecord:
     return RunRecord({}, {}, (), (), device_s)
 
 
+def at_least(record: RunRecord, ran_s: float) -> RunRecord:
+    """Return the record of a run that occupied its device for as long as it had a slot, by the pool's clock."""
+    missing_s = ran_s - record.charged_s
+    if missing_s <= 0:
+        return record
+    return msgspec.structs.replace(record, device_s=record.device_s + missing_s, occupied_s=ran_s)
+
+
 class Requests:
     """All requests of a pool that have not ended. Use an object of this class from one event loop only.
 

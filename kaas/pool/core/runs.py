@@ -11,7 +11,7 @@ from typing import Protocol
 from kaas.errors import DeadlineExceeded, DeviceLost, ExecutorDied, KaasError
 from kaas.pool.background import Background
 from kaas.pool.core.quarantine import Quarantine
-from kaas.pool.core.requests import Request, Requests, RequestState, unmeasured
+from kaas.pool.core.requests import Request, Requests, RequestState, at_least, unmeasured
 from kaas.pool.core.retry_alone import Case, Verdict, charged_s, judge
 from kaas.pool.core.workers import GRACE_S, RunLimits, WorkerManager, WorkerRecord
 from kaas.pool.executors.transport import WorkerLost, WorkerReply, WorkerTransport
@@ -134,7 +134,10 @@ class Runs:
         abandoned = request.state is RequestState.ABANDONED
         del worker.running[request.id]
         worker.freed_s = self._loop.time()
-        record = request.record = reply.record or unmeasured(self._ran_s(request))
+        record = reply.record or unmeasured(self._ran_s(request))
+        if worker.walled:  # kernels may have taken the process over, which then says what it likes
+            record = at_least(record, self._ran_s(request))
+        request.record = record
         self._host.end(request, reply.error or reply)
         outcome = Outcome.FAILED if reply.error else Outcome.SUCCEEDED
         charged_s = record.charged_s

@@ -34,6 +34,9 @@ REGISTERED_AT_MOST, REGISTERED_BYTES = 4096, 1 << 30
 """Limits of the functions that an executor knows, and of the bytes of their kTasks. Beyond them the executor forgets
 the oldest functions; they are introduced again when they are needed."""
 
+LONGEST_S = 1e9
+"""No measurement of an executor is as long."""
+
 T = TypeVar("T")
 Finish = Callable[[ExecutorReply, Sequence[Any]], T]
 """Makes the result of a call of an ExecutorReply and its frames."""
@@ -163,14 +166,22 @@ class ExecutorConnection:
     # --- receiving
 
     def replied(self, done: ExecutorReply, frames: Sequence[Any]) -> None:
-        """End a call with its reply."""
+        """End a call with its reply.
+
+        Raises:
+            ValueError: its measurements are none. Other errors: its frames are not the outputs.
+        """
+        if self._walls and done.record is not None:
+            check_measured(done.record)
         if frames and type(frames[0]) is OutOfHostMemory:  # this process has no memory for the outputs
             done, frames = msgspec.structs.replace(done, failed=True), [encode_error(frames[0])]
-        call = self._pending.pop(done.number, None)
+        call = self._pending.get(done.number)
         if call is not None:
             answer, _, finish = call
+            result = None if answer.done() else finish(done, frames)
+            del self._pending[done.number]  # not before: the call ends with the worker if its frames are no outputs
             if not answer.done():
-                answer.set_result(finish(done, frames))
+                answer.set_result(result)
 
     def refs(self, number: int) -> Sequence[Any] | None:
         """Return the objects attached to a pending call, or None if the call has ended."""
@@ -229,6 +240,17 @@ class OutgoingAttachments:
             self.files.append(open_file(block))
             place = self._places[block.pid, block.fd] = len(self.files) - 1
         return place
+
+
+def check_measured(record: RunRecord) -> None:
+    """Check that the times of a record are times: sums and orders of the pool are made of them.
+
+    Raises:
+        ValueError: they are not.
+    """
+    times = (record.device_s, record.occupied_s or 0.0, record.load_s, *record.stages.values())
+    if not all(0.0 <= each < LONGEST_S for each in times):
+        raise ValueError(f"no measurements: {times}")
 
 
 def _lose(answer: ImmediateFuture[Any], reason: str) -> None:

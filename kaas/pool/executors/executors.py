@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +26,8 @@ from kaas.wire.messages import Block, ExecutorReply, Framed, Named
 from kaas.wire.outputs import InlineOutput
 from kaas.wire.status.status import WorkerInfo
 from kaas.worker.epochs import Adoption
+
+_log = logging.getLogger(__name__)
 
 RESCUE_LIMIT_S = 10.0
 """Time limit for a worker that stops to write back its kept outputs. After it, the outputs' tasks run again."""
@@ -270,13 +273,23 @@ class Executors:
         connection.greet(peer)
 
     def receive(self, peer: Peer, message: messages.FromPeer, frames: Sequence[Any]) -> None:
-        """Handle a message of an executor. Messages of an earlier connection are ignored."""
+        """Handle a message of an executor. Messages of an earlier connection are ignored.
+
+        A kernel may have taken its executor's process over, which then sends anything: the process ends, and no more.
+        """
         connection = self._by_peer.get(peer)
         if connection is None:
             for unknown in (self._unknown_peers or {}).values():
                 if unknown.peer == peer:
                     unknown.received.append((message, frames))
             return
+        try:
+            self._take(connection, message, frames)
+        except Exception as error:  # noqa: BLE001 - whatever it sent, the pool goes on
+            _log.warning("worker %s is ended, since it sent what no executor sends: %r", connection.worker, error)
+            self.kill(connection.worker)
+
+    def _take(self, connection: ExecutorConnection, message: messages.FromPeer, frames: Sequence[Any]) -> None:
         match message:
             case ExecutorReply():
                 connection.replied(message, frames)

@@ -68,6 +68,22 @@ def test_a_request_is_charged_its_occupied_time_or_else_its_device_time(
     assert [event.device_s for event in HEARD] == [device_s]
 
 
+@pytest.mark.parametrize(("isolation", "device_s"), [("none", 0.0), ("process", 3.0)])
+def test_an_executor_with_walls_does_not_say_for_itself_how_long_it_had_the_device(
+    monkeypatch: pytest.MonkeyPatch, isolation: str, device_s: float
+) -> None:
+    claims = msgspec.structs.replace(RECORD, device_s=0.0, occupied_s=0.0)
+
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        running = await begin(pool.submit(call()))
+        monkeypatch.setattr(pool._runs, "_ran_s", lambda _: 3.0)
+        workers.reply(WorkerReply("value", record=claims))
+        await running
+
+    play(scenario, policy=Shared, isolation=isolation)
+    assert [event.device_s for event in HEARD] == [device_s]
+
+
 def test_the_first_request_of_an_executor_of_its_own_pays_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         ticks = iter(range(100, 10_000, 100))

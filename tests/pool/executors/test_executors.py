@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from kaas.errors import InputFailed, KaasError, OutOfHostMemory, UnknownSymbol
 from kaas.pool.executors import executor_connection
@@ -244,6 +245,30 @@ def test_an_executor_with_walls_gets_values_and_no_file_that_may_hold_others() -
         stage.say(RequestObjects(2))
         assert stage.router.sent[-1][2] == [b"a" * 8]
         assert stage.router.files == []
+
+    play(scenario, walls=True)
+
+
+@pytest.mark.parametrize(
+    ("message", "frames"),
+    [
+        (ExecutorReply(1, RECORD), (b"\0" * 4, b"one too many")),
+        (ExecutorReply(1, failed=True), ()),
+        (ExecutorReply(1, structs.replace(RECORD, device_s=float("nan"))), (b"\0" * 4,)),
+        (ExecutorReply(1, structs.replace(RECORD, load_s=-1.0)), (b"\0" * 4,)),
+        (ExecutorReply(1, structs.replace(RECORD, stages={"run": float("inf")})), (b"\0" * 4,)),
+    ],
+    ids=["too many outputs", "an error without its frame", "no number", "negative", "infinite"],
+)
+def test_a_worker_that_sends_what_no_executor_sends_ends_and_nothing_else(
+    message: ExecutorReply, frames: tuple[bytes, ...]
+) -> None:
+    async def scenario(stage: Stage) -> None:
+        run = await stage.run(small())
+        stage.say(message, *frames)
+        with pytest.raises(WorkerLost):
+            await run
+        assert stage.hosts.killed == [3]
 
     play(scenario, walls=True)
 
