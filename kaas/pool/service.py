@@ -175,6 +175,11 @@ class Service:
         self._backend.objects.session_ended(session)
         self.registry.session_ended(session)
 
+    def forget_client(self, client: str) -> None:
+        """Take in that a client's name has another owner: it finds nothing of the earlier one on any device."""
+        self.pool.forget_client(client)
+        self._executors.forget_client(client)
+
     # --- caches
 
     async def cache_command(self, message: bytes, refs: Sequence[Any]) -> None:

@@ -129,6 +129,8 @@ class Server:
             if left := sorted(filter(self._stores.has, names)):
                 _log.warning("the data of revoked clients is removed: %s", ", ".join(left))
             await self._manager.retire(names)
+            for name in names:
+                self._service.forget_client(name)
             self._stores.tenants.settle(now, names)
             self._manager.kept_out = self._kept_out()
 

@@ -259,6 +259,12 @@ class ForgetFunction(msgspec.Struct, frozen=True, array_like=True, tag=37):
     key: str
 
 
+class ForgetClient(msgspec.Struct, frozen=True, array_like=True, tag=38):
+    """A client whose name another owner gets: later messages with the name are of a client without a past."""
+
+    client: str
+
+
 # --- executor to pool
 
 
@@ -324,6 +330,7 @@ ToPeer = (
     | Discard
     | ProvideObjects
     | ForgetFunction
+    | ForgetClient
 )
 
 encode = msgspec.msgpack.Encoder().encode

@@ -191,6 +191,8 @@ class ExecutorWorker:
                 forgotten = (self._unneeded | {key}) - self._epochs.functions()
                 self._work.forget(forgotten)
                 self._unneeded = (self._unneeded | {key}) - forgotten
+            case messages.ForgetClient(client):
+                self._work.forget_client(client)
             case messages.CacheCommand() | messages.CacheDecision():
                 self._cache_commands.put((epoch, message, frames))
             case messages.WriteBackOutput() | messages.Discard():

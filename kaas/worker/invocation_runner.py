@@ -40,6 +40,7 @@ class InvocationRunner:
         """
         self.executor = executor
         self._introduce = introduce
+        self._owners: dict[str, int] = {}  # numbers of the owners of names that had several
         self._registered: dict[str, tuple[wire.FunctionSpec, bytes]] = {}
         self._functions: dict[str, tuple[wire.FunctionSpec, KTask]] = {}
 
@@ -61,6 +62,15 @@ class InvocationRunner:
         for key in keys:
             self._registered.pop(key, None)
             self._functions.pop(key, None)
+
+    def forget_client(self, client: str) -> None:
+        """Take in that a client's name has a new owner, for whom nothing of the earlier one is there."""
+        self._owners[client] = self._owners.get(client, 1) + 1
+
+    def _owner(self, client: str) -> str:
+        """Return the name under which the executor keeps clients apart."""
+        number = self._owners.get(client)
+        return client if number is None else f"{client} #{number}"
 
     def label(self, key: str) -> str:
         """Return a function's name for people."""
@@ -130,7 +140,7 @@ class InvocationRunner:
             task,
             sources,
             invocation.scalars,
-            invocation.client,
+            self._owner(invocation.client),
             invocation.profile,
             keep=kept,
             copy_kept=copy,
@@ -186,7 +196,9 @@ class InvocationRunner:
                 for _, task in functions:
                     executor.prepare(task)
                 pin = command.action == "pin"
-                return self._with_inputs(lambda: executor.load(sources, pin=pin, client=command.client), objects, None)
+                return self._with_inputs(
+                    lambda: executor.load(sources, pin=pin, client=self._owner(command.client)), objects, None
+                )
 
     def follow(
         self, decided: wire.CacheDecisionSpec, attached: Sequence[ExecutorAttachment], objects: Attachments
@@ -203,7 +215,7 @@ class InvocationRunner:
         if not decided.loads:
             return evicted(executor, executor.flush(keys))
         sources = unpack_keyed(decided.loads, attached, objects)
-        load = partial(executor.load, sources, victims=decided.victims, client=decided.client)
+        load = partial(executor.load, sources, victims=decided.victims, client=self._owner(decided.client))
         return self._with_inputs(load, objects, None)
 
 

@@ -17,7 +17,7 @@ from kaas.server.usage.quotas import Quotas
 from kaas.wire import protocol
 from kaas.wire.key_files import own_keys
 from tests.server.conftest import Serve
-from tests.server.servers import WIDTH, Server, Speaker, scaled
+from tests.server.servers import DEVICE, WIDTH, Server, Speaker, scaled
 from tests.timeouts import TIMEOUT_S, until
 
 ONES = np.ones(WIDTH, np.float32)
@@ -66,6 +66,41 @@ def test_a_name_that_is_given_again_has_nothing_of_the_client_that_was_revoked(s
     with connected(again, "alice2.keys") as second, connected(again, "bob.keys") as bob:
         assert has(second) == (1, 0)
         assert has(bob) == (1, 1)
+
+
+REMEMBERS = """.version 8.0
+.target sm_80
+.address_size 64
+.global .align 4 .u32 kept;
+.visible .entry remember(.param .u64 out, .param .u32 value)
+{
+  .reg .b64 %rd; .reg .b32 %r<2>;
+  ld.param.u64 %rd, [out]; ld.param.u32 %r0, [value];
+  ld.global.u32 %r1, [kept]; st.global.u32 [%rd], %r1; st.global.u32 [kept], %r0;
+  ret;
+}"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("isolation", ["none", "fence", "process"])
+def test_a_name_that_is_given_again_finds_nothing_of_the_revoked_client_on_a_device(
+    serve: Serve, isolation: str
+) -> None:
+    server = serve({"pool": {"devices": [DEVICE], "isolation": isolation}})
+    out = kaas.Buffer("out", 1, "uint32")
+    code = kaas.Library.from_ptx(REMEMBERS)
+    task = kaas.KTask([kaas.Kernel(code, "remember", 1, 1, [kaas.Out(out), kaas.Scalar("value", "u32")])], [out])
+    with connected(server, "alice.keys") as alice:
+        for expected in (0, 7):
+            assert alice.call(task, {}, scalars={"value": 7}).result(TIMEOUT_S)[0] == expected
+        before = set(server.children())
+    keys(server, "revoke", "alice")
+    keys(server, "new", "alice", "--to", str(server.folder / "alice2.keys"))
+    with connected(server, "alice2.keys") as second:
+        for expected in (0, 8):
+            assert second.call(task, {}, scalars={"value": 8}).result(TIMEOUT_S)[0] == expected
+    if isolation == "process":
+        until(lambda: bool(before - set(server.children())))  # the executor of the earlier alice has ended
 
 
 @pytest.mark.processes

@@ -19,10 +19,9 @@ import softgpu
 from kaas.errors import DeviceUnavailable
 from kaas.executor.device import software
 from kaas.executor.device.code import LoadedLibrary, load
-from kaas.executor.device.device_memory import HostMemory, MemoryPool, free_bytes, refusal
+from kaas.executor.device.device_memory import HOST_ROOM, HostMemory, MemoryPool, free_bytes, refusal
 from kaas.executor.device.driver_errors import call
 from kaas.executor.device.graphs import Graph
-from kaas.executor.device.host_room import HOST_ROOM
 from kaas.executor.device.monitor import CurrentContext
 from kaas.executor.device.streams import EventPair, Stream
 from kaas.executor.device.window import ClientWindow

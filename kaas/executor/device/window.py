@@ -16,9 +16,8 @@ from cuda.bindings import driver
 import softgpu
 from kaas.errors import KaasError, OutOfDeviceMemory
 from kaas.executor.device.code import LoadedLibrary, load
-from kaas.executor.device.device_memory import refusal
+from kaas.executor.device.device_memory import HOST_ROOM, refusal
 from kaas.executor.device.driver_errors import call
-from kaas.executor.device.host_room import HOST_ROOM
 from kaas.ktask.library import Library
 
 PAGE_BYTES = 2 << 20

@@ -261,9 +261,13 @@ class Pool:
         for client in self._sessions.end(session):
             if self._accounts is not None:
                 self._accounts.forget(client)
-            self.handle(ClientGone(self._loop.time(), client))
-            if (granted := self._config.clients.get(client)) is not None:
-                self.handle(client_known(self._loop.time(), client, granted, None))
+            self.forget_client(client)
+
+    def forget_client(self, client: str) -> None:
+        """Tell the policy that a client is gone, whose name another client may get, with the same settings."""
+        self.handle(ClientGone(self._loop.time(), client))
+        if (granted := self._config.clients.get(client)) is not None:
+            self.handle(client_known(self._loop.time(), client, granted, None))
 
     def answer(self, request: Request, result: WorkerReply | KaasError) -> None:
         """Give a request's caller an answer, unless the caller has one or has left. The request's run goes on."""

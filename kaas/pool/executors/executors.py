@@ -246,6 +246,12 @@ class Executors:
             raise WorkerLost("it ended before the call was sent")
         return connection
 
+    def forget_client(self, client: str) -> None:
+        """Let executors take a client's name as that of another client from now on."""
+        for connection in self._connections.values():
+            if connection.peer is not None:
+                connection.send(messages.ForgetClient(client))
+
     # --- messages
 
     def greet(self, peer: Peer, hello: messages.PeerHello) -> None:

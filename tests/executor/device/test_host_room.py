@@ -10,7 +10,7 @@ import pytest
 
 import kaas
 from kaas.errors import OutOfDeviceMemory
-from kaas.executor.device.host_room import HOST_ROOM, HostRoom, available_bytes
+from kaas.executor.device.device_memory import HOST_ROOM, HostRoom, available_bytes
 from kaas.executor.executor import InputSource, RunRequest
 from tests.executor.conftest import MakeExecutor
 
