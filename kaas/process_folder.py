@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -29,7 +30,7 @@ class ProcessFolder:
     def remove(self) -> None:
         """Remove the folder with all its files; a second call changes nothing."""
         if self._file >= 0:
-            shutil.rmtree(self.path, ignore_errors=True)  # another process that tidies up may have been faster
+            _remove_tree(self.path)
             os.close(self._file)
             self._file = -1
 
@@ -37,8 +38,16 @@ class ProcessFolder:
 def _remove_left(folder: Path) -> None:
     file = _locked(folder)
     if file is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove_tree(str(folder))
         os.close(file)
+
+
+def _remove_tree(path: str) -> None:
+    """Remove a folder; another process that tidies up may have been faster."""
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+    except RecursionError:  # deeper than Python's stack: code in an executor may make such folders
+        subprocess.run(["rm", "-rf", "--", path], check=False)
 
 
 def _locked(folder: Path) -> int | None:

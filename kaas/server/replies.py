@@ -137,9 +137,9 @@ def without_addresses(text: str) -> str:
 def _field(name: str, value: Any) -> Any:
     if name not in FOREIGN_FIELDS:
         return plain(value)
-    if isinstance(value, str):
-        return _foreign_text(value)
-    return [_foreign_text(str(each)) for each in value]
+    if isinstance(value, list | tuple):
+        return [_foreign_text(str(each)) for each in value]
+    return _foreign_text(str(value))  # also of another type, which code in an executor may have sent
 
 
 def _foreign_text(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -81,6 +82,14 @@ def test_the_story_of_a_quarantine_has_no_addresses() -> None:
     said = msgspec.json.encode(failure).decode()
     assert "illegal access: \u2026" in failure.message
     assert not any(word in said for word in ("0x", "4096", "nearest"))
+
+
+@pytest.mark.parametrize("story", [5, None, {"a": 1}, [["/srv/a"], 5], b"\xff"])
+def test_fields_of_any_type_make_a_reply(story: Any) -> None:
+    """Code that has taken an executor over sends errors of its own."""
+    error = Quarantined("no", function="f", faults=1, story=())
+    error.story = story
+    assert "/srv/a" not in msgspec.json.encode(failure_of(1, error)).decode()
 
 
 FOLDER = "/srv/kaas/state"

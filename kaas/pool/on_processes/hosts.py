@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from threading import Thread
 from typing import Any
 
 from kaas.config import Config, Device
@@ -121,7 +122,7 @@ class ProcessHosts:
         if child is not None:
             child.kill_group()
         if (folder := self._folders.pop(worker, None)) is not None:
-            folder.remove()
+            Thread(target=folder.remove, name="kaas-folder", daemon=True).start()  # it may have many files
 
     def kill_all(self) -> None:
         """Kill the processes of all workers."""

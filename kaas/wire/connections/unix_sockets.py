@@ -28,6 +28,8 @@ AT_ONCE = 64
 must not keep it from the replies of executors, which would then wait for their next requests."""
 WAITING_AT_MOST = 128
 """Peers that may wait to be let in."""
+MOST_OF_A_PROCESS = 256
+"""Connections of one process. A program has one for each session, an executor has one."""
 FULL_S = 0.2
 """No peer is let in for so long after this process had no descriptor left for one."""
 RETRY_S = 0.01
@@ -290,7 +292,11 @@ class UnixListener:
             self._loop.remove_reader(self._fd)
             self._loop.call_later(FULL_S, self._open)
             return
-        self._channels.add(UnixChannel(self._loop, connected, self._take, self._gone))
+        channel = UnixChannel(self._loop, connected, self._take, self._gone)
+        if channel.pid and sum(each.pid == channel.pid for each in self._channels) >= MOST_OF_A_PROCESS:
+            channel._close()  # code that has taken an executor over could take all descriptors of the pool
+        else:
+            self._channels.add(channel)
 
     def _gone(self, channel: UnixChannel) -> None:
         self._channels.discard(channel)

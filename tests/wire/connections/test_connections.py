@@ -22,6 +22,7 @@ import pytest
 from kaas.errors import ConfigMismatch, QueueFull
 from kaas.pool.loop import PoolLoop
 from kaas.wire import messages
+from kaas.wire.connections import unix_sockets
 from kaas.wire.connections.connect import connect
 from kaas.wire.connections.connection import LARGE_BYTES, PROBE_BYTES, Connection, ConnectionLost, Frames
 from kaas.wire.connections.shared_memory import Outbox
@@ -207,6 +208,28 @@ def test_a_local_peer_has_the_pid_that_the_system_knows(pool: Running, raw: Call
     raw().send(messages.encode(PeerHello(messages.VERSION, "client", "", "", os.getppid())))
     peer, hello = pool.greeted.get(timeout=TIMEOUT_S)
     assert peer.pid == hello.pid == os.getpid()
+
+
+def test_one_process_does_not_take_all_connections(
+    pool: Running, raw: Callable[[], Raw], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unix_sockets, "MOST_OF_A_PROCESS", 3)
+    first = [raw() for _ in range(3)]
+    assert raw().is_closed()
+    first[0].send(messages.encode(PeerHello(messages.VERSION, "client", "", "", os.getpid())))
+    pool.greeted.get(timeout=TIMEOUT_S)  # those before stay
+    first[1].stream.close()
+    until(lambda: not is_refused(raw()))
+
+
+def is_refused(peer: Raw) -> bool:
+    """Return True if the pool ends this connection instead of an answer to its greeting."""
+    peer.send(messages.encode(PeerHello(messages.VERSION, "client", "", "", os.getpid())))
+    try:
+        peer.receive()
+    except (EOFError, OSError):
+        return True
+    return False
 
 
 def test_a_listener_that_lets_no_peer_in_is_left(tmp_path: Path) -> None:
