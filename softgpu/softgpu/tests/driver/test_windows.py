@@ -120,7 +120,8 @@ def test_memory_of_the_process_is_out_of_reach(tenants: tuple[Tenant, Tenant]) -
     assert not own.seen[:4].any()
 
 
-def test_tenants_share_memory_that_none_can_change(tenants: tuple[Tenant, Tenant]) -> None:
+@pytest.mark.parametrize("attacker", [0, 1])
+def test_tenants_share_memory_that_none_can_change(tenants: tuple[Tenant, Tenant], attacker: int) -> None:
     shared = ok(driver.cuMemCreate(WHOLE, ON_DEVICE, 0))
     holder = ok(driver.cuMemAddressReserve(WHOLE, 0, 0, 0))
     put_in(int(holder), shared, READWRITE)
@@ -128,7 +129,7 @@ def test_tenants_share_memory_that_none_can_change(tenants: tuple[Tenant, Tenant
     constants[:] = (11, 12, 13, 14)
     for tenant in tenants:
         put_in(tenant.window.start + WHOLE, shared, READ)
-        launch_scale(tenant, tenant.window.start + WHOLE)
+    launch_scale(tenants[attacker], tenants[attacker].window.start + WHOLE)  # one: it breaks the context
     fails(Error.CUDA_ERROR_ILLEGAL_ADDRESS, driver.cuCtxSynchronize)
     assert constants.tolist() == [11, 12, 13, 14]
     for tenant in tenants:
