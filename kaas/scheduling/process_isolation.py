@@ -54,7 +54,7 @@ class ProcessIsolation:
     def handle(self, event: events.Event) -> list[Decision]:
         """Take an event in, and return the decisions that follow."""
         # told with the next event: a policy that repeats a refused order at once does not do so for ever
-        self._inside.extend([order.answer(event.time_s) for order in self._refused])
+        self._inside.extend([order.answer(event.time_s) for order in self._refused if order.shared in self._shared])
         self._refused.clear()
         self._inside.extend(self._translate(event))
         while self._inside or self._touched:
