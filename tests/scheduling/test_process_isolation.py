@@ -45,7 +45,7 @@ def isolated(inside: PolicyFactory) -> PolicyFactory:
 
 
 @pytest.mark.parametrize("name", FACTORIES)
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(
     data=st.data(),
     devices=st.integers(1, 3),
