@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from kaas.process_folder import ProcessFolder
 
 DEEP = 1500
 
 
+@pytest.mark.processes
 def test_a_folder_goes_with_what_lies_in_it_however_deep(tmp_path: Path) -> None:
     folder = ProcessFolder("one-", str(tmp_path))
     here = os.open(folder.path, os.O_RDONLY)
