@@ -185,8 +185,8 @@ class ProcessIsolation:
         executor = device.executors.pop(event.worker)
         assert device.shared is not None, "its executors end first"
         self._touched[device] = None
-        if not executor.ready and not executor.stopping:
-            device.failed = True
+        unstarted = not executor.ready and not executor.stopping
+        device.failed = device.failed or unstarted
         for part in executor.parts:
             yield from self._part_ended(part, (), event.time_s)
         if device.failed and not device.executors:
@@ -205,7 +205,7 @@ class ProcessIsolation:
             device_s = charged_s.get(request, 0.0)
             ended = (request, event.worker, slot, Outcome.FAILED, device_s, device_s)
             yield self._ended(events.RequestDone(event.time_s, *ended))
-        if device.failed:
+        if unstarted:
             for request in list(device.waiting):
                 self._decisions.append(Reject(request, event.reason))
                 yield self._withdrawn(device, request, Outcome.FAILED, event.time_s)

@@ -166,6 +166,20 @@ def test_an_executor_that_does_not_start_rejects_what_waits_for_it_and_the_next_
     assert run(world, "bob") not in (ada, worker)
 
 
+def test_the_end_of_one_executor_rejects_nothing_that_waits_for_another_one() -> None:
+    world = walled(3)
+    request = world.arrive("ada")
+    ada, _ = world.running[request]
+    world.finish(request)
+    (spare,) = world.starting
+    world.gone(spare, "no memory")
+    waits = world.arrive("bob")
+    world.gone(ada, "killed")
+    assert not world.rejected
+    up_all(world)
+    assert waits in world.running
+
+
 def test_an_executor_of_an_earlier_pool_serves_no_client_any_more() -> None:
     world = World(isolated(factory("fcfs")), client_executors=2)
     world.feed(WorkerAdopted(0.0, 7, EXECUTOR, 0, 1, 1))
