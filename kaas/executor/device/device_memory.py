@@ -63,7 +63,7 @@ class HostRoom:
 def available_bytes(root: Path = Path("/")) -> int:
     """Return the bytes that this process may still take before Linux ends a process.
 
-    Sources: MemAvailable of /proc/meminfo; limits of control groups, versions 1 and 2. A file that cannot be read sets none.
+    Sources: MemAvailable of /proc/meminfo; limits of control groups, versions 1 and 2. An unreadable file sets none.
     """
     found = [*_machine(root / "proc/meminfo"), *_groups(root)]
     return max(0, min(found)) if found else 1 << 62
