@@ -177,6 +177,8 @@ class Config:
         run_limit_s: longest time in seconds that one attempt of a request may run; beyond it the request fails and its
             executor is replaced.
         start_limit_s: longest time in seconds that an executor may take to start.
+        compile_limit_s: processor seconds that compiling the PTX of a kTask for a software device may take, with
+            isolation and without Ray: a process of its own does it before a request has the device.
         slots: requests that may run at a time on each device; with more than one, the copies of one overlap the kernels
             of another, and kernels that leave room on the device run in parallel.
         cache_bytes: device memory that cached objects may take on each device; None leaves it to the executor.
@@ -207,6 +209,7 @@ class Config:
     policy: str | Callable[..., Any] = "adaptive"
     run_limit_s: float = 60.0
     start_limit_s: float = 120.0
+    compile_limit_s: float = 120.0
     slots: int = 1
     cache_bytes: int | None = None
     host_cache_bytes: int | None = None
@@ -234,6 +237,7 @@ class Config:
             raise InvalidConfig(f"no policy {self.policy!r}; {there}; {own}", field="policy")
         _require_positive("run_limit_s", self.run_limit_s)
         _require_positive("start_limit_s", self.start_limit_s)
+        _require_positive("compile_limit_s", self.compile_limit_s)
         _require_whole("slots", self.slots)
         _require_whole("cache_bytes", self.cache_bytes, optional=True)
         _require_whole("whole_object_bytes", self.whole_object_bytes)

@@ -161,6 +161,17 @@ class UnsupportedCode(InvalidCode):
     instructions: tuple[str, ...]
 
 
+class CompileLimitExceeded(InvalidCode):
+    """Code that takes more to compile than a pool allows, before it has a device.
+
+    Fields:
+        limit_s: processor seconds (`Config.compile_limit_s`). limit_bytes: of memory.
+    """
+
+    limit_s: float
+    limit_bytes: int
+
+
 class CannotFence(InvalidCode):
     """PTX that cannot be confined to a window of memory: it is broken, or an instruction is not known to be safe.
 

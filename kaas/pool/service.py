@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
+import msgspec
+
 from kaas.config import Config
 from kaas.errors import InvalidRequest, PoolStopped
 from kaas.pool.core.core import Pool
@@ -16,7 +18,7 @@ from kaas.pool.core.requests import Request
 from kaas.pool.executors.executors import Executors
 from kaas.pool.executors.payloads import OrderPayload, Payload
 from kaas.pool.executors.residents import Residents
-from kaas.pool.executors.transport import CacheOrder, WorkerTransport
+from kaas.pool.executors.transport import CacheOrder, WorkerCall, WorkerTransport
 from kaas.pool.functions import RegisteredFunction, Registry
 from kaas.pool.immediate_future import ImmediateFuture
 from kaas.pool.observing.metrics import Measured
@@ -30,6 +32,8 @@ from kaas.wire.status.status import Status
 from kaas.worker.huge_pages import use_huge_pages_soon
 
 LONGEST_TRACE_S = 600.0
+LOCAL = "local"
+"""The session of cache commands, which only programs of the pool's own user give."""
 NOTHING_KEPT: Mapping[int, bytes] = {}
 
 
@@ -193,6 +197,10 @@ class Service:
         incomplete = self._backend.objects.ready(refs) if refs and not command.ready else None
         if incomplete is not None:
             await self._unless_stopped(incomplete)
+        if (ahead := self.pool.compilations) is not None:
+            for each in functions:
+                wanted = WorkerCall(each.label, command.client, None, 0, (), Payload(each, ()), session=LOCAL)
+                await ahead.compiled(msgspec.structs.replace(wanted, task=each.spec.task_key))
         target = refs[0].binary() if command.objects else "".join(command.functions).encode()
         label = ", ".join(dict.fromkeys(function.label for function in functions))
         order = CacheOrder(OrderPayload(functions, message, refs), label, command.client)

@@ -79,6 +79,8 @@ class Server:
             ServedETasks(settings.etasks, etasks),
             self._meter.reserve,
         )
+        if service.pool.compilations is not None:
+            service.pool.compilations.meter = self._meter
         limits = settings.limits
         keeping = KeptLimits(limits.sessions, limits.lost_s, limits.answers_bytes, limits.answers_s)
         slow_s = settings.log.slow_request_s

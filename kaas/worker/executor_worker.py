@@ -28,6 +28,7 @@ from kaas.wire.status.status import WorkerInfo
 from kaas.worker.epochs import Epoch, Epochs, RunningInvocation
 from kaas.worker.huge_pages import use_huge_pages_soon
 from kaas.worker.invocation_runner import Attachments, GetInput, Introduction, InvocationRunner, evicted, same
+from softgpu.ahead import namespace
 
 if TYPE_CHECKING:
     from kaas.executor.executor import Executor
@@ -109,7 +110,9 @@ class ExecutorWorker:
             raise KaasError(f"executor {self._name} has no connection to its pool: {error}") from error
         use_huge_pages_soon()
         info, slots = device.info(), options["slots"]
-        return WorkerInfo(os.getpid(), self._node, info.name, info.memory_bytes, info.compute_capability, slots)
+        code = namespace() if self._device.kind == "software" else ""
+        of_device = info.name, info.memory_bytes, info.compute_capability
+        return WorkerInfo(os.getpid(), self._node, *of_device, slots, code=code)
 
     def serve(self, executor: Executor, address: messages.Address) -> None:
         """Connect to the pool. The executor is open, with the options' slots, and its `on_write_back` is `written`.

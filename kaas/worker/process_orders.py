@@ -33,3 +33,19 @@ class ExecutorOrders:
     address: Address
     node: str
     sandbox: Sandbox | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompilerOrders:
+    """The orders of a compiler's process.
+
+    work: the file from which it reads, once, the images of each library: of each it compiles the first that it can.
+    folder: it writes the code there. limit_s: processor seconds. limit_bytes: memory. sandbox: it enters this one
+    first; None for no sandbox.
+    """
+
+    work: int
+    folder: str
+    limit_s: float
+    limit_bytes: int
+    sandbox: Sandbox | None = None

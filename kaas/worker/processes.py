@@ -30,7 +30,13 @@ _LENGTH = Struct("<Q")
 
 
 class Child:
-    """A process that runs a module's `main`. It gets orders, and sends one word: that it is ready, or its error."""
+    """A process that runs a module's `main`. It gets orders, and sends one word: that it is ready, or its error.
+
+    Fields:
+        processor_s: that it took, with processes that it started and waited for; known once it was waited for.
+    """
+
+    processor_s = 0.0
 
     def __init__(
         self,
@@ -93,7 +99,7 @@ class Child:
                 self.kill_group()  # the child has its number until it is waited for
             if self._word.fileno() >= 0:  # `ready` waits, and a process that the child started may hold the other end
                 self._word.shutdown(socket.SHUT_RD)
-            then(how_it_ended(self.process.wait()))
+            then(how_it_ended(self._waited()))
 
         try:
             on_end(loop, self.process.pid, ended)
@@ -132,7 +138,15 @@ class Child:
         if _whole(received) and word.startswith(FAILED):
             raise decode_error(word.removeprefix(FAILED))
         self.process.kill()  # it may still run, and has sent no word
-        raise KaasError(f"process {self.process.pid} ended before it was ready: {how_it_ended(self.process.wait())}")
+        raise KaasError(f"process {self.process.pid} ended before it was ready: {how_it_ended(self._waited())}")
+
+    def _waited(self) -> int:
+        """Wait for the child's end, and return its return code."""
+        if self.process.returncode is None:
+            _, status, used = os.wait4(self.process.pid, 0)
+            self.process.returncode = os.waitstatus_to_exitcode(status)
+            self.processor_s = used.ru_utime + used.ru_stime
+        return self.process.returncode
 
 
 def _whole(received: bytes) -> bool:

@@ -27,6 +27,7 @@ from kaas import cache_folders
 from kaas.cache_folders import cache_root
 from kaas.worker.seccomp import restrict
 from softgpu import KERNELS_VARIABLE, user_cache
+from softgpu.user_cache import KERNELS
 
 SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/proc", "/sys")
 """Folders of libraries and drivers, and of facts about the system."""
@@ -36,9 +37,9 @@ DEVICES = ("null", "zero", "full", "random", "urandom", "nvidia*", "dri")
 """Devices in /dev."""
 NAMED = ("SOFTGPU_MODEL",)
 """Variables of the environment that name a file which an executor reads."""
-CACHES, BUILT, KERNELS = ("nvidia", "tmp"), ("blas", "nvrtc"), "kernels"
+CACHES, BUILT = ("nvidia", "tmp"), ("blas", "nvrtc")
 """Folders of the cache that an executor writes: compiled kernels; and folders that its compilers write. Of the software
-GPU's cache it writes `kernels`, but not the driver library, which the next executor loads before it enters its
+GPU's cache it writes `KERNELS`, but not the driver library, which the next executor loads before it enters its
 sandbox."""
 PASSED_ON = frozenset({"PATH", "HOME", "LANG", "TZ", "XDG_CACHE_HOME", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CC"})
 """Variables of the environment that an executor gets."""
@@ -56,13 +57,14 @@ class Sandbox:
 
     hidden: files and folders that may not be opened. packages: more folders from which packages are imported. programs:
     the process may start other programs, such as compilers. own: the only folder that the process writes; "" for the
-    caches that executors share.
+    caches that executors share. sockets: it may connect to its pool.
     """
 
     hidden: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     programs: bool = False
     own: str = ""
+    sockets: bool = True
 
     def enter(self) -> None:
         """Restrict this process, which has a single thread, for good.
@@ -88,7 +90,7 @@ class Sandbox:
         rules.apply()
         _drop_capabilities()
         unreadable()
-        restrict(programs=self.programs)
+        restrict(programs=self.programs, sockets=self.sockets)
 
     def _written(self) -> list[Path]:
         if self.own:

@@ -42,7 +42,7 @@ AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32 = 0x40000000
 """Numbers from this one on are of x86-64's other table, x32."""
 CLONE_THREAD = 0x00010000
-AF_UNIX = 1
+AF_UNIX, NO_FAMILY = 1, 0xFFFF
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
@@ -54,10 +54,10 @@ class _FilterProgram(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
 
-def restrict(*, programs: bool) -> None:
+def restrict(*, programs: bool, sockets: bool = True) -> None:
     """Restrict this thread, and threads that it starts, for good. Only x86-64 and 64-bit Arm have the restriction.
 
-    programs: the process may start other programs.
+    programs: the process may start other programs. sockets: it may make local ones.
 
     Raises:
         OSError: Linux refuses it.
@@ -65,7 +65,7 @@ def restrict(*, programs: bool) -> None:
     machine = platform.machine()
     if machine not in REFUSED:
         return
-    code = b"".join(_instructions(machine, programs=programs))
+    code = b"".join(_instructions(machine, programs=programs, sockets=sockets))
     program = _FilterProgram(len(code) // 8, code)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(program)):
@@ -73,7 +73,7 @@ def restrict(*, programs: bool) -> None:
         raise OSError(number, f"seccomp: {os.strerror(number)}")
 
 
-def _instructions(machine: str, *, programs: bool) -> list[bytes]:
+def _instructions(machine: str, *, programs: bool, sockets: bool) -> list[bytes]:
     """Return a short program for each system call: for another number, execution goes on behind it."""
     checked = CHECKED[machine]
     code = [
@@ -91,7 +91,7 @@ def _instructions(machine: str, *, programs: bool) -> list[bytes]:
         # clone3's flags lie in memory, where no filter reads them: glibc takes the older call instead
         code += [_instruction(_EQUAL, checked["clone3"], 0, 1), _instruction(_RETURN, _ERROR | errno.ENOSYS)]
         code += _unless(checked["clone"], 0, _ANY_BIT, CLONE_THREAD)
-    code += _unless(checked["socket"], 0, _EQUAL, AF_UNIX)
+    code += _unless(checked["socket"], 0, _EQUAL, AF_UNIX if sockets else NO_FAMILY)
     code += _unless(checked["prlimit64"], 0, _EQUAL, 0)
     code += _unless(checked["sched_setaffinity"], 0, _EQUAL, 0)
     code += _unless(checked["setpriority"], 1, _EQUAL, 0)

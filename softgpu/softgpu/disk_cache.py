@@ -11,6 +11,8 @@ from pathlib import Path
 
 from softgpu.user_cache import is_own
 
+CACHE_BYTES = 256 << 20
+"""The limit of the cache of kernels."""
 _MAGIC = b"SGPUOBJ1"
 _DIGEST_BYTES = 16
 _UNFINISHED = ".new-"

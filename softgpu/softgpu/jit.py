@@ -1,24 +1,15 @@
-"""The software GPU's compiler: it turns images into kernels, which are functions of this process (abi.h).
-
-The parser and the code generator are imported only if an image is not in the cache: a process that starts again finds
-everything in the cache.
-"""
+"""The software GPU's compiler: it turns images into kernels, which are functions of this process (abi.h)."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
-
-import msgspec
 
 from softgpu import image, machine_code, target
 from softgpu.c_interface import (
@@ -30,26 +21,12 @@ from softgpu.c_interface import (
     CompileError,
     CompilerTable,
 )
-from softgpu.disk_cache import DiskCache
+from softgpu.disk_cache import CACHE_BYTES, DiskCache
 from softgpu.module_info import ModuleInfo
-from softgpu.user_cache import cache_root
+from softgpu.translation import ExaminedImage, Translator, ptx_text, translating
+from softgpu.user_cache import KERNELS, cache_root
 
-if TYPE_CHECKING:
-    from softgpu.ptx.kernel import Kernel
-
-T = TypeVar("T")
-
-CACHE_BYTES = 256 << 20
 _GLOBAL_ALIGN = 256
-
-
-class _CachedKernel(msgspec.Struct, frozen=True):
-    """Compiled code in the cache."""
-
-    code: bytes
-    imports: tuple[str, ...]
-    needs_globals: bool
-
 
 _Variant = tuple[int, tuple[int, int, int], bool]
 """(place of the kernel in its module, block shape, True if accesses are checked)."""
@@ -59,15 +36,16 @@ _Variant = tuple[int, tuple[int, int, int], bool]
 class LoadedModule:
     """One load of an image, with its own variables and its own copies of the code."""
 
-    key: str
-    text: str
-    info: ModuleInfo
+    image: ExaminedImage
     memory: ctypes.Array[ctypes.c_char] | None  # of the variables; None: in the window
     base: int
     window: int = 0  # an sg_window, to which its kernels are confined
-    kernels: dict[str, Kernel] = field(default_factory=dict)
-    examining: threading.Lock = field(default_factory=threading.Lock)
     code: dict[_Variant, Future[machine_code.Loaded]] = field(default_factory=dict)
+
+    @property
+    def info(self) -> ModuleInfo:
+        """Its kernels and variables."""
+        return self.image.info
 
 
 class Compiler:
@@ -91,9 +69,10 @@ class Compiler:
     ) -> None:
         self._library = library
         self._memcheck = memcheck
-        shared = cache_directory or cache_root() / "kernels"
-        self._cache = DiskCache(Path(own), cache_bytes, shared) if own else DiskCache(shared, cache_bytes)
+        shared = cache_directory or cache_root() / KERNELS
+        code_cache = DiskCache(Path(own), cache_bytes, shared) if own else DiskCache(shared, cache_bytes)
         self._target = processor or target.host()
+        self._translator = Translator(code_cache, self._target)
         self._modules: dict[int, LoadedModule] = {}
         self._next = 1
         self._lock = threading.Lock()  # guards this object and its modules; nothing is compiled under it
@@ -116,17 +95,9 @@ class Compiler:
         kernel has one is refused now. window: the address of an sg_window, to which its kernels are confined; 0: they
         are not.
         """
-        key = hashlib.blake2b(b"\0".join((_sources(), self._target.key.encode(), content)), digest_size=20).hexdigest()
-        text = _text(content)
-        cached = self._cache.get(f"{key}.module")
-        kernels: dict[str, Kernel] = {}
-        if cached is None:
-            info, kernels = _translating(lambda: _examined(text))
-            self._cache.put(f"{key}.module", msgspec.msgpack.encode(info))
-        else:
-            info = msgspec.msgpack.decode(cached, type=ModuleInfo)
-        memory, base = self._variables(info, window)
-        module = LoadedModule(key, text, info, memory, base, window, kernels)
+        examined = self._translator.examine(content)
+        memory, base = self._variables(examined.info, window)
+        module = LoadedModule(examined, memory, base, window)
         with self._lock:
             handle = self._next
             self._next += 1
@@ -138,12 +109,12 @@ class Compiler:
         texts = []
         for name, content in images:
             try:
-                texts.append(_text(content))
+                texts.append(ptx_text(content))
             except CompileError as error:
                 raise CompileError(error.result, f"{name}: {error.message}") from error
         from softgpu import linking
 
-        return image.fatbin_of(_translating(lambda: linking.join(texts)))
+        return image.fatbin_of(translating(lambda: linking.join(texts)))
 
     def describe(self, handle: int) -> tuple[ModuleInfo, int]:
         """Return the module's kernels and variables, and the address from which the variables' offsets count."""
@@ -222,30 +193,10 @@ class Compiler:
 
     def _made(self, module: LoadedModule, variant: _Variant) -> machine_code.Loaded:
         kernel, block, checked = variant
-        entry = self._entry(module, module.info.kernels[kernel].name, block, checked=checked)
+        name, fenced = module.info.kernels[kernel].name, module.window != 0
+        entry = self._translator.compiled(module.image, name, block, checked=checked, fenced=fenced)
         base = module.base if entry.needs_globals else None
         return machine_code.place(entry.code, self._target, self._addresses(entry.imports), base)
-
-    def _entry(self, module: LoadedModule, name: str, block: tuple[int, int, int], *, checked: bool) -> _CachedKernel:
-        fenced = module.window != 0
-        variant = f"{name}\0{block}" + ("\0memcheck" if checked else "") + ("\0fence" if fenced else "")
-        digest = hashlib.blake2b(variant.encode(), digest_size=12).hexdigest()
-        key = f"{module.key}.{digest}"
-        cached = self._cache.get(key)
-        if cached is not None:
-            return msgspec.msgpack.decode(cached, type=_CachedKernel)
-        with module.examining:
-            if not module.kernels:
-                _, module.kernels = _translating(lambda: _examined(module.text))
-        entry = _translating(lambda: self._compiled(module.kernels[name], block, checked=checked, fenced=fenced))
-        self._cache.put(key, msgspec.msgpack.encode(entry))
-        return entry
-
-    def _compiled(self, kernel: Kernel, block: tuple[int, int, int], *, checked: bool, fenced: bool) -> _CachedKernel:
-        from softgpu.codegen import kernel as codegen
-
-        code = codegen.generate(kernel, block, self._target, memcheck=checked, fenced=fenced)
-        return _CachedKernel(machine_code.assemble(code.text, self._target), code.imports, code.needs_globals)
 
     def _variables(self, info: ModuleInfo, window: int) -> tuple[ctypes.Array[ctypes.c_char] | None, int]:
         """Return initialised memory for the variables, unless it is in the window, and its aligned start."""
@@ -264,37 +215,3 @@ class Compiler:
 
     def _addresses(self, imports: tuple[str, ...]) -> dict[str, int]:
         return {name: ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value or 0 for name in imports}
-
-
-@cache
-def _sources() -> bytes:
-    """Return a hash of the compiler's sources: after a change of them, older cache entries are never found."""
-    digest = hashlib.blake2b(digest_size=16)
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.digest()
-
-
-def _text(content: bytes) -> str:
-    try:
-        return image.ptx_of(content)
-    except image.ImageError as error:
-        raise CompileError(error.result, error.message) from error
-
-
-def _examined(text: str) -> tuple[ModuleInfo, dict[str, Kernel]]:
-    from softgpu.examination import examine
-
-    return examine(text)
-
-
-def _translating(action: Callable[[], T]) -> T:
-    from softgpu.ptx.model import PtxError
-
-    try:
-        return action()
-    except PtxError as error:
-        raise CompileError(INVALID_PTX, f"PTX {error}") from error
-    except Exception as error:  # PTX that no check expected must not look like a broken device
-        reason = ", ".join([f"{type(error).__name__}: {str(error)[:200]}", *getattr(error, "__notes__", ())])
-        raise CompileError(INVALID_PTX, f"a mistake of the software GPU's compiler: {reason}") from error

@@ -30,7 +30,7 @@ class GlobalInfo(msgspec.Struct, frozen=True):
     managed: bool
 
 
-class ModuleInfo(msgspec.Struct, frozen=True):
+class ModuleInfo(msgspec.Struct, frozen=True, tag="module"):
     """The kernels and variables of an image, and the variables' initial bytes (`data`)."""
 
     kernels: tuple[KernelInfo, ...]

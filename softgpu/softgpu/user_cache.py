@@ -7,6 +7,9 @@ import stat
 import tempfile
 from pathlib import Path
 
+KERNELS = "kernels"
+"""The folder of compiled kernels below `cache_root`."""
+
 
 def cache_root(name: str = "softgpu") -> Path:
     """Return the folder `name` below $XDG_CACHE_HOME or ~/.cache.

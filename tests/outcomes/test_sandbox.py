@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from kaas.errors import InvalidConfig
 from kaas.server.config.serve_config import Settings
 from kaas.worker import sandbox
 from softgpu import user_cache
-from tests.server.servers import Server, scaled
+from tests.server.servers import STEPS, Server
 from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.skipif(not sandbox.available(), reason="this Linux has no Landlock")
@@ -28,6 +29,10 @@ INTRUDER = """
 import glob, json, os, resource, socket, subprocess, sys, threading
 
 FOLDER, DRIVERS = {folder!r}, {drivers!r}
+PROCESS, MODULE = {process!r}, {module!r}
+
+
+EXECUTOR = {executor!r}
 
 
 def attempt(action):
@@ -67,6 +72,7 @@ def look():
         "a link in the cache": attempt(lambda: os.symlink(FOLDER, DRIVERS.replace("*/*.so.1", "link"))),
         "a shell": attempt(lambda: subprocess.run(["/bin/sh", "-c", "id"], capture_output=True)),
         "the network": attempt(lambda: socket.create_connection(("127.0.0.1", 9), 5)),
+        "a local connection": attempt(lambda: PROCESS == EXECUTOR and 1 / 0 or socket.socket(socket.AF_UNIX)),
         "a new file": attempt(lambda: open(FOLDER + "/left", "w")),
         "environment": os.environ.get("OPERATORS_SECRET", "PermissionError"),
     }}
@@ -78,22 +84,36 @@ def look():
 
 class Watch:
     def find_spec(self, name, path=None, target=None):
-        if name == "kaas.executor.device.monitor":  # a module that is needed to run kernels
+        if name == MODULE:
             sys.meta_path.remove(self)
             look()
 
 
-if "kaas.worker.executor_process" in sys.orig_argv:
+if PROCESS in sys.orig_argv:
     sys.meta_path.insert(0, Watch())
 """
 
 
-def intrude(folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> dict[str, str]:
-    """Return the findings of the intruder in a server's executor, while a client's large kTask runs there."""
+EXECUTOR, COMPILER = "kaas.worker.executor_process", "kaas.worker.compiler_process"
+MODULES = {EXECUTOR: "kaas.executor.device.monitor", COMPILER: "softgpu.examination"}
+"""Modules that are needed to run kernels, and to compile them: they are imported in the sandbox."""
+
+
+def intrude(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], process: str = EXECUTOR
+) -> dict[str, str]:
+    """Return the findings of the intruder in a server's process, while a client's large kTask is new there and runs."""
     code = folder / "code"
     code.mkdir(exist_ok=True)
     (code / "sitecustomize.py").write_text(
-        INTRUDER.format(folder=str(folder), drivers=f"{user_cache.cache_root()}/driver/*/*.so.1", said=SAID)
+        INTRUDER.format(
+            folder=str(folder),
+            drivers=f"{user_cache.cache_root()}/driver/*/*.so.1",
+            said=SAID,
+            process=process,
+            module=MODULES[process],
+            executor=EXECUTOR,
+        )
     )
     monkeypatch.syspath_prepend(str(code))
     monkeypatch.setenv("OPERATORS_SECRET", "a token")
@@ -102,22 +122,34 @@ def intrude(folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, A
         n = 1 << 20  # too large for a message: it is in memory that server and executor share
         with kaas.Client(server.endpoint, keys=folder / "alice.keys", patience_s=TIMEOUT_S) as client:
             x = np.arange(n, dtype=np.float32)
-            np.testing.assert_array_equal(client.call(scaled(width=n), {"x": x}).result(TIMEOUT_S), 2 * x)
+            np.testing.assert_array_equal(client.call(new(n), {"x": x}).result(TIMEOUT_S), 2 * x)
     finally:
         server.close()
     lines = server.errors.read_text(errors="replace").splitlines()
     server.errors.unlink()
-    (said,) = (line for line in lines if line.startswith(SAID))
-    found: dict[str, str] = json.loads(said.removeprefix(SAID))
-    return found
+    found: list[dict[str, str]] = [json.loads(line.removeprefix(SAID)) for line in lines if line.startswith(SAID)]
+    assert all(each == found[0] for each in found)  # another compiler starts ahead
+    return found[0]
+
+
+def new(width: int) -> kaas.KTask:
+    """y = 2 * x, in code that no cache has."""
+    x, y = kaas.Buffer("x", width, "float32"), kaas.Buffer("y", width, "float32")
+    code = kaas.Library.from_ptx(STEPS.images[0].data + f"\n// {token_hex(8)}\n".encode())
+    blocks = -(-width // 256)
+    arguments = kaas.In(x), kaas.Out(y), kaas.f32(2.0), kaas.u32(width)
+    return kaas.KTask([kaas.Kernel(code, "scale", blocks, 256, arguments)], [y])
 
 
 @pytest.mark.processes
-def test_nothing_is_found_in_an_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = intrude(tmp_path, monkeypatch, {})
+@pytest.mark.parametrize("process", [EXECUTOR, COMPILER])
+def test_nothing_is_found_in_a_process_that_strangers_code_reaches(
+    process: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = intrude(tmp_path, monkeypatch, {}, process)
     nothing = {"PermissionError", "ZeroDivisionError"}  # the latter for a list of files that is empty
     assert {name: what for name, what in found.items() if what not in nothing} == {}
-    assert len(found) == 21
+    assert len(found) == 22
 
 
 @pytest.mark.processes
@@ -129,6 +161,7 @@ def test_the_intruder_succeeds_without_a_sandbox(tmp_path: Path, monkeypatch: py
     assert found.pop("the network") == "ConnectionRefusedError"
     assert found.pop("a program in memory") == "OSError"  # it is empty
     assert "PermissionError" not in found.values()
+    assert found.pop("a local connection") == "ZeroDivisionError"  # an executor needs that
     assert found["environment"] == "a token"
     (user_cache.cache_root() / "driver/link").unlink(missing_ok=True)
 

@@ -14,7 +14,7 @@ from kaas.errors import DeviceLost, KaasError
 from kaas.executor.cache.tiers import TierUse
 from kaas.pool.core import core, runs
 from kaas.pool.core.core import Pool
-from kaas.pool.executors.transport import CacheOrder, WorkerCall, WorkerLost, WorkerReply
+from kaas.pool.executors.transport import CacheOrder, Compilation, WorkerCall, WorkerLost, WorkerReply
 from kaas.scheduling.decisions import EvictTo, StartWorker
 from kaas.wire.specs import RunRecord
 from kaas.wire.status.status import WorkerInfo
@@ -44,6 +44,7 @@ class FakeWorkers:
         self.slow: dict[int, asyncio.Future[None]] = {}
         self.refuse_to_start: Exception | None = None
         self.hang_at_start = False
+        self.compilations: list[tuple[str, asyncio.Future[Compilation]]] = []
 
     async def start(self, start: StartWorker) -> WorkerInfo:
         self.ends[start.worker] = asyncio.get_running_loop().create_future()
@@ -58,6 +59,11 @@ class FakeWorkers:
         self.slots.append(slot)
         self.victims.append(victims)
         self.runs.append((worker, call.label, answer))
+        return await answer
+
+    async def compile(self, call: WorkerCall) -> Compilation:
+        answer: asyncio.Future[Compilation] = asyncio.get_running_loop().create_future()
+        self.compilations.append((call.task, answer))
         return await answer
 
     async def cache_command(self, worker: int, order: CacheOrder) -> WorkerReply:

@@ -17,6 +17,7 @@ from kaas.errors import DeviceUnavailable, KaasError, PolicyError, PoolStopped
 from kaas.pool.background import Background
 from kaas.pool.core.accounts import ClientAccounts, Sessions, client_known
 from kaas.pool.core.cache_commands import CacheCommands
+from kaas.pool.core.compilations import Compilations
 from kaas.pool.core.device_use import DeviceUse
 from kaas.pool.core.profiles import Profiles
 from kaas.pool.core.quarantine import Quarantine
@@ -58,7 +59,7 @@ class Pool:
     """One policy, its requests and its workers. Use an object of this class from the event loop that made it only.
 
     Fields:
-        caches: carries out commands about the workers' caches.
+        caches: carries out commands about the workers' caches. compilations: of the kTasks' code; None: workers do it.
         events: tells the operator of workers and faults. reports: figures of the answered requests.
         stopped: the pool was closed.
     """
@@ -91,6 +92,8 @@ class Pool:
         self.caches: CacheCommands = CacheCommands(
             self, self._runs, self._workers, count, transport, self._background, ledger, limit_s + GRACE_S
         )
+        ahead = config.isolation != "none"
+        self.compilations = Compilations(transport, self._background, ledger) if ahead else None
         self._use: DeviceUse | None = None
         if (every_s := self._policy.utilisation_every_s) is not None:
             self._use = DeviceUse(every_s, self._requests, self._workers, transport, self._background, self.handle)
@@ -204,6 +207,8 @@ class Pool:
         try:
             if self._quarantine.records and (refusal := self._quarantine.refusal(call.identity, call.client)):
                 raise refusal
+            if self.compilations is not None and call.task not in self.compilations.done:
+                inputs_ready = self.compilations.wanted(call, inputs_ready)
             request = self._requests.add(call, now_s, inputs_ready)
         except KaasError as error:
             self.reports.ledger.write(LedgerEntry(call.label, call.client, None, type(error).__name__))
@@ -230,7 +235,10 @@ class Pool:
     def _inputs_ready(self, request: Request, inputs: asyncio.Future[Any]) -> None:
         if inputs.cancelled() or isinstance(inputs.exception(), asyncio.CancelledError):
             return  # the request has ended, and has its answer
-        if (error := inputs.exception()) is not None:
+        if isinstance(error := inputs.exception(), KaasError):
+            self.answer(request, error)
+            self.handle(RequestCancelled(self._loop.time(), request.id))
+        elif error is not None:
             self.fail(error)
         elif request.state is RequestState.WAITING:
             self._requests.move(request, RequestState.QUEUED)
@@ -384,16 +392,6 @@ class Pool:
 
     def status(self, functions: tuple[str, ...] = ()) -> Status:
         """Return the pool's status for `kaas.status()`. functions: labels of the registered functions."""
-        counts = self._requests.counts()
-        return Status(
-            pool=self._name,
-            config=self._config,
-            devices=tuple(self.reports.device(device, self.caches.pins(device.index)) for device in self._devices),
-            queued=counts[RequestState.QUEUED] + counts[RequestState.RETRYING],
-            waiting=counts[RequestState.WAITING],
-            running=counts[RequestState.RUNNING] + counts[RequestState.ABANDONED],
-            abandoned=counts[RequestState.ABANDONED],
-            functions=functions,
-            broken=str(self._broken) if self._broken else None,
-            quarantined=self._quarantine.status(),
-        )
+        broken = str(self._broken) if self._broken else None
+        now = self.reports.status(self._name, self._config, self.caches.pins)
+        return replace(now, functions=functions, broken=broken, quarantined=self._quarantine.status())

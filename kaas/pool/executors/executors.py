@@ -15,7 +15,7 @@ from kaas.pool.executors.executor_connection import ExecutorConnection
 from kaas.pool.executors.hosts import ExecutorHosts
 from kaas.pool.executors.payloads import OrderPayload, Payload, Survived
 from kaas.pool.executors.residents import Placed, Residents
-from kaas.pool.executors.transport import CacheOrder, Survivor, WorkerCall, WorkerLost, WorkerReply
+from kaas.pool.executors.transport import CacheOrder, Compilation, Survivor, WorkerCall, WorkerLost, WorkerReply
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.immediate_future import ImmediateFuture
 from kaas.scheduling.decisions import EvictTo, StartWorker
@@ -164,6 +164,11 @@ class Executors:
             )
         finish = direct if payload.direct else partial(inline, function)
         return connection.ask(number, header, frames, payload.refs, finish, files)
+
+    async def compile(self, call: WorkerCall) -> Compilation:
+        """Compile the code of a call's kTask."""
+        _, task = call.payload.function.introduction
+        return await self._hosts.compile(task, call.client)
 
     async def _orphan(self, worker: int, slot: int) -> WorkerReply:
         return WorkerReply(record=await self._connection(worker).orphan(slot))

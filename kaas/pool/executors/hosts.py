@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from kaas.pool.executors.transport import Compilation
 from kaas.scheduling.decisions import StartWorker
 from kaas.wire.messages import Address
 from kaas.wire.status.status import WorkerInfo
@@ -23,6 +24,14 @@ class ExecutorHosts(Protocol):
 
     async def survivors(self, address: Address) -> Sequence[Adoption]:
         """Return the executors of an earlier process of the pool, one for each device; they connect too."""
+        ...
+
+    async def compile(self, task: bytes, client: str) -> Compilation:
+        """Compile the code of a client's kTask for devices that run it from the user's cache.
+
+        Raises:
+            KaasError: no process can be started.
+        """
         ...
 
     def provide(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Any]] | None:

@@ -70,6 +70,14 @@ class WorkerReply(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class Compilation:
+    """What compiling a kTask's code took. error: why there is no code, if a limit has ended the compiler."""
+
+    processor_s: float
+    error: KaasError | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Survivor:
     """A worker that outlived an earlier process of the pool.
 
@@ -97,6 +105,14 @@ class WorkerTransport(Protocol):
         """Run a call; fail with WorkerLost if the worker ends first. victims: as in `Dispatch`.
 
         An ImmediateFuture ends in the turn of the loop in which the reply arrives.
+        """
+        ...
+
+    async def compile(self, call: WorkerCall) -> Compilation:
+        """Compile the code of a call's kTask ahead of it, where a process of its own can do so.
+
+        Raises:
+            KaasError: no process can be started.
         """
         ...
 

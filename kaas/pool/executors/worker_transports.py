@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
-from kaas.pool.executors.transport import CacheOrder, WorkerCall, WorkerReply, WorkerTransport
+from kaas.pool.executors.transport import CacheOrder, Compilation, WorkerCall, WorkerReply, WorkerTransport
 from kaas.pool.immediate_future import ImmediateFuture
 from kaas.scheduling.decisions import EvictTo, StartWorker
 from kaas.scheduling.events import WorkerKind
@@ -60,6 +60,9 @@ class WorkerTransports:
 
     def _transport_of(self, worker: int) -> Lifetimes:
         return self._etask_workers if worker in self._etask_ids else self._executors
+
+    def compile(self, call: WorkerCall) -> Coroutine[Any, Any, Compilation]:
+        return self._executors.compile(call)
 
     # --- caches
 

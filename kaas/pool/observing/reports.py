@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from kaas.config import Config
 from kaas.errors import DeviceUnavailable
 from kaas.pool.background import Background
-from kaas.pool.core.requests import Request, Requests
+from kaas.pool.core.requests import Request, Requests, RequestState
 from kaas.pool.core.workers import WorkerRecord, device_status
 from kaas.pool.observing.event_log import EventLog
 from kaas.pool.observing.ledger import Ledger, LedgerEntry
@@ -17,7 +18,7 @@ from kaas.pool.observing.tracing import Tracer, TraceStep
 from kaas.scheduling.events import PhysicalDevice, WorkerKind
 from kaas.wire.specs import RunRecord
 from kaas.wire.status.stats import OutcomeStats, StageStats, Stats, TierStats
-from kaas.wire.status.status import DeviceStatus, PinStatus
+from kaas.wire.status.status import DeviceStatus, PinStatus, Status
 
 
 class Reports:
@@ -89,6 +90,20 @@ class Reports:
             worker_ends=events.ends,
             faults=events.faults,
             lost={each.index: each.reason for each in devices if each.state == "lost"},
+        )
+
+    def status(self, pool: str, config: Config, pins: Callable[[int], tuple[PinStatus, ...]]) -> Status:
+        """Return a pool's devices and the number of its requests. pins: of a device, by its index."""
+        counts = self._requests.counts()
+        return Status(
+            pool=pool,
+            config=config,
+            devices=tuple(self.device(device, pins(device.index)) for device in self._devices),
+            queued=counts[RequestState.QUEUED] + counts[RequestState.RETRYING],
+            waiting=counts[RequestState.WAITING],
+            running=counts[RequestState.RUNNING] + counts[RequestState.ABANDONED],
+            functions=(),
+            abandoned=counts[RequestState.ABANDONED],
         )
 
     def device(self, device: PhysicalDevice, pins: tuple[PinStatus, ...] = ()) -> DeviceStatus:

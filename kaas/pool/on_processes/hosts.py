@@ -11,6 +11,8 @@ from typing import Any
 
 from kaas.config import Config, Device
 from kaas.errors import KaasError
+from kaas.pool.executors.transport import Compilation
+from kaas.pool.on_processes.compilers import Compilers
 from kaas.process_folder import ProcessFolder
 from kaas.scheduling.decisions import StartWorker
 from kaas.wire.messages import Address
@@ -40,6 +42,7 @@ class ProcessHosts:
         self._options = executor_options(config)
         self._node = node
         self._sandbox = sandbox
+        self._compilers = Compilers(config, sandbox) if config.isolation != "none" else None
         self._folders: dict[int, ProcessFolder] = {}  # those that executors of one client write, and no other executor
         self._own_folders = config.isolation == "process" and sandbox is not None
         self._wait_s = config.start_limit_s / 2  # for file descriptors; the rest is for the start itself
@@ -76,7 +79,10 @@ class ProcessHosts:
             else:
                 self._starting.discard(start.worker)
                 self._children[start.worker] = child, ended
-                return status_codec.decode(await child.ready(), WorkerInfo)
+                info = status_codec.decode(await child.ready(), WorkerInfo)
+                if self._compilers is not None:
+                    self._compilers.named(info.code)
+                return info
         raise KaasError(f"worker {start.worker} was ended before it had a process")
 
     def _sandbox_of(self, worker: int) -> Sandbox | None:
@@ -84,6 +90,10 @@ class ProcessHosts:
             return self._sandbox
         folder = self._folders[worker] = ProcessFolder("executor-", str(cache_root("kaas-executors")))
         return replace(self._sandbox, own=folder.path)
+
+    async def compile(self, task: bytes, client: str) -> Compilation:
+        """Compile the code of a client's kTask in a process of its own."""
+        return Compilation(0.0) if self._compilers is None else await self._compilers.compile(task, client)
 
     async def survivors(self, address: Address) -> Sequence[Adoption]:  # noqa: ARG002 - executors end with the pool
         """Return no executors."""
@@ -128,6 +138,8 @@ class ProcessHosts:
         """Kill the processes of all workers."""
         for worker in [*self._starting, *self._children]:
             self.kill(worker)
+        if self._compilers is not None:
+            self._compilers.close()
 
 
 def visible_gpu(devices: Sequence[Device], index: int) -> str:

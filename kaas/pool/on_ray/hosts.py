@@ -14,7 +14,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from kaas.config import Config, Device
 from kaas.errors import KaasError
-from kaas.pool.executors.transport import WorkerLost
+from kaas.pool.executors.transport import Compilation, WorkerLost
 from kaas.pool.on_processes.objects import HeldObject
 from kaas.pool.on_ray.cluster import NAMESPACE, SOFTWARE_RESOURCE, cluster_resources
 from kaas.pool.on_ray.fetching import fetched
@@ -69,6 +69,10 @@ class RayHosts:
         except RayTaskError as error:
             raise error.cause from None  # the cause, without Ray's traceback
         return info
+
+    async def compile(self, task: bytes, client: str) -> Compilation:  # noqa: ARG002 - each node has a cache of its own
+        """Leave the code to the executors."""
+        return Compilation(0.0)
 
     async def survivors(self, address: Address) -> Sequence[Adoption]:
         """Adopt the executors of an earlier process of the pool, one for each device."""

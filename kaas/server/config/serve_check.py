@@ -44,6 +44,7 @@ MOST = {
     "pool.queue_limit": 1 << 24,
     "pool.run_limit_s": 30 * DAY_S,
     "pool.start_limit_s": DAY_S,
+    "pool.compile_limit_s": DAY_S,
     "pool.cache_bytes": 1 << 44,
     "pool.host_cache_bytes": 1 << 44,
     "pool.whole_object_bytes": 1 << 44,

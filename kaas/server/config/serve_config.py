@@ -81,6 +81,7 @@ class PoolSettings(_StrictSettings, frozen=True):
     policy: str | dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "adaptive", "T": LEAD_S})
     run_limit_s: float = 60.0
     start_limit_s: float = 120.0
+    compile_limit_s: float = 120.0
     slots: int = 1
     cache_bytes: int | None = None
     host_cache_bytes: int | None = None

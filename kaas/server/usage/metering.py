@@ -25,7 +25,7 @@ from kaas.server.state.reserve import Reserve
 from kaas.server.usage.journal import Journal
 from kaas.server.usage.quotas import Allowance, Quotas
 from kaas.server.usage.stored_bytes import StoredBytes, StoredKind
-from kaas.server.usage.usage import ASK_AGAIN, Charge, Totals, Usage
+from kaas.server.usage.usage import ASK_AGAIN, COMPILED, Charge, Totals, Usage, measured
 from kaas.server.usage.usage_file import Changes, UsageFile
 from kaas.wire.specs import RunRecord
 
@@ -181,7 +181,7 @@ class Meter:
         allowance = self._allowances[client]
         allowance.leave()
         now_s = self._clock()
-        device_ns, copied_bytes = _measured(record, moved_bytes)
+        device_ns, copied_bytes = measured(record, moved_bytes)
         repeated = bool(key) and self._totals.charged(client, key)
         charge = Charge(
             client,
@@ -207,6 +207,15 @@ class Meter:
                 self._count(charge)
             self._spent(client, allowance, now_s, device_ns)  # the device time was used in any case
         return not repeated
+
+    def compiled(self, client: str, function: str, processor_s: float) -> None:
+        """Charge for compiling a function's code. If that cannot be written, the next request has the error."""
+        now_s, nanoseconds = self._clock(), int(processor_s * 1e9)
+        charge = Charge(client, function, "", COMPILED, nanoseconds, 0, 0, 0, floor(now_s + self._wall_offset_s))
+        with suppress(UsageUnavailable):
+            self._write_durably(charge)
+        self._count(charge)
+        self._spent(client, self._allowance(client), now_s, nanoseconds)
 
     def _write_durably(self, charge: Charge) -> None:
         """Write a charge; on a full disk, once more with the reserve released.
@@ -389,12 +398,3 @@ class Meter:
         _log.error("usage cannot be written down, so that no request is answered", extra=where)
         message = f"the usage of clients cannot be written in {self._folder}: {error}"
         return UsageUnavailable(message, path=str(self._folder), reason=str(error))
-
-
-def _measured(record: RunRecord | None, by_value_bytes: int) -> tuple[int, int]:
-    """Return nanoseconds of the device, with the kTask's preparation, and bytes copied between it and the host."""
-    if record is None:
-        return 0, 0
-    brought = sum(use.nbytes for tier, use in record.tiers.items() if tier != "device") if record.tiers else 0
-    device_s = record.device_s + record.stages.get("plan", 0.0)  # includes the compilation of a new kTask's code
-    return round(device_s * 1e9), by_value_bytes + brought

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from kaas.pool.observing.ledger import FUNCTIONS_PER_CLIENT, OTHERS
+from kaas.wire.specs import RunRecord
 
 KEYS_PER_CLIENT = 1 << 14
 """Idempotency keys that are remembered for repeats after a restart: more than a client can have open."""
@@ -24,6 +25,8 @@ ASK_AGAIN = frozenset(
     )
 )
 """Outcomes without a charge: a repeat with the same key runs again."""
+COMPILED = "compiled"
+"""The outcome of a compilation, which is charged for its time and is no request."""
 
 
 class Charge(msgspec.Struct, frozen=True, array_like=True):
@@ -45,10 +48,11 @@ class FlowUsage(msgspec.Struct, frozen=True):
 
     Fields:
         requests: charged ones, which are all without an outcome of ASK_AGAIN. outcomes: of all, by "succeeded" or the
-            error's name. repeats: runs under a key that was charged before, without a further charge.
-        device_ns: nanoseconds of kernels and of their preparation; of work that failed or ended its device, the time
-            on the device. bytes_in, bytes_out: of inputs and outputs sent over the network. bytes_copied: between host
-            and devices.
+            error's name; "compiled" counts compilations. repeats: runs under a key that was charged before, without a
+            further charge.
+        device_ns: nanoseconds of kernels and of their preparation, with the processor time of compilers; of work that
+            failed or ended its device, the time on the device. bytes_in, bytes_out: of inputs and outputs sent over
+            the network. bytes_copied: between host and devices.
     """
 
     client: str
@@ -129,7 +133,7 @@ class FlowCounts:
         """Add a charge."""
         outcome = charge.outcome
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
-        self.requests += outcome not in ASK_AGAIN
+        self.requests += outcome not in ASK_AGAIN and outcome != COMPILED
         self.device_ns += charge.device_ns
         self.bytes_in += charge.bytes_in
         self.bytes_out += charge.bytes_out
@@ -240,3 +244,12 @@ class Totals:
 def reported(usage: Usage) -> Any:
     """Return the usage as maps, lists, numbers and text."""
     return msgspec.to_builtins(usage)
+
+
+def measured(record: RunRecord | None, by_value_bytes: int) -> tuple[int, int]:
+    """Return nanoseconds of the device, with the kTask's preparation, and bytes copied between it and the host."""
+    if record is None:
+        return 0, 0
+    brought = sum(use.nbytes for tier, use in record.tiers.items() if tier != "device") if record.tiers else 0
+    device_s = record.device_s + record.stages.get("plan", 0.0)  # includes the compilation of a new kTask's code
+    return round(device_s * 1e9), by_value_bytes + brought

@@ -14,7 +14,8 @@ from kaas.wire.status.tables import Shown, as_html, as_text
 class WorkerInfo:
     """A worker's process and its device. The device of an eTask's worker has no name here.
 
-    sandboxed: Linux keeps the process from files, programs and the network (docs/serve.md).
+    sandboxed: Linux keeps the process from files, programs and the network (docs/serve.md). code: the name of what
+    its compiler makes on its processor (`softgpu.ahead.namespace`), "" on a GPU.
     """
 
     pid: int
@@ -24,6 +25,7 @@ class WorkerInfo:
     compute_capability: tuple[int, int]
     slots: int = 1
     sandboxed: bool = False
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)

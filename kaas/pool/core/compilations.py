@@ -1,0 +1,101 @@
+"""Code is compiled before the first request of a kTask has a device: so it takes no device, however long it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from typing import Any, Protocol, TypeVar
+
+from kaas.errors import KaasError
+from kaas.pool.background import Background
+from kaas.pool.executors.transport import WorkerCall, WorkerTransport
+from kaas.pool.observing.ledger import Ledger, LedgerEntry
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+REMEMBERED = 10_000
+"""kTasks that are known to be compiled, or why not; of the others the cache of compiled code is asked again."""
+
+
+class CompilerMeter(Protocol):
+    """The account of the processor time that clients' code takes to compile."""
+
+    def compiled(self, client: str, function: str, processor_s: float) -> None:
+        """Charge a client for the compilation of a function's code."""
+
+
+class Compilations:
+    """The compilations of a pool's kTasks. Use an object of this class from one event loop only.
+
+    Fields:
+        done: the kTasks whose requests need not wait.
+        meter: of a server, whose clients pay.
+    """
+
+    def __init__(self, transport: WorkerTransport, background: Background, ledger: Ledger) -> None:
+        self._transport, self._background, self._ledger = transport, background, ledger
+        self._begun: dict[str, asyncio.Task[KaasError | None]] = {}
+        self._failed: dict[str, KaasError] = {}
+        self.done: dict[str, None] = {}
+        self.meter: CompilerMeter | None = None
+
+    def wanted(self, call: WorkerCall, inputs: Awaitable[Any] | None) -> Awaitable[Any] | None:
+        """Return what a request waits for: its inputs and its kTask's code. Begin to compile that, if it has not begun.
+
+        Awaiting it raises CompileLimitExceeded if there is no code.
+
+        Raises:
+            CompileLimitExceeded: it is known that there is no code.
+        """
+        if not call.task:
+            return inputs  # an eTask
+        if (error := self._failed.get(call.task)) is not None:
+            raise error.with_traceback(None)
+        if call.task not in self._begun:
+            self._begun[call.task] = self._background.begin(self._compiled(call))
+        return self._background.begin(_both(self._begun[call.task], inputs))
+
+    async def compiled(self, call: WorkerCall) -> None:
+        """Wait until a kTask's code is compiled.
+
+        Raises:
+            CompileLimitExceeded
+        """
+        if call.task not in self.done and (wait := self.wanted(call, None)) is not None:
+            await wait
+
+    async def _compiled(self, call: WorkerCall) -> KaasError | None:
+        """Compile the code of a call's kTask; return why there is none."""
+        try:
+            made = await self._transport.compile(call)
+        except KaasError as error:
+            _log.warning("%s: no compiler runs ahead of its first request: %s", call.label, error)
+            return None
+        finally:
+            del self._begun[call.task]
+        if made.processor_s:
+            self._ledger.write(LedgerEntry(call.label, call.client, None, None, {"compile": made.processor_s}))
+            if self.meter is not None and not call.session:  # programs of the pool's own user do not pay
+                self.meter.compiled(call.client, call.label, made.processor_s)
+        if made.error is None:
+            _remember(self.done, call.task, None)
+        else:
+            _remember(self._failed, call.task, made.error)
+        return made.error
+
+
+async def _both(compiled: asyncio.Task[KaasError | None], inputs: Awaitable[Any] | None) -> None:
+    """Wait for code and inputs. The code is for other requests, too: a cancelled one does not cancel it."""
+    if (error := await asyncio.shield(compiled)) is not None:
+        raise error.with_traceback(None)
+    if inputs is not None:
+        await inputs
+
+
+def _remember(known: dict[str, T], task: str, what: T) -> None:
+    known[task] = what
+    if len(known) > REMEMBERED:
+        del known[next(iter(known))]

@@ -1,0 +1,184 @@
+"""Compilers as child processes of the pool's process: one for the code of each kTask that the cache lacks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+
+from kaas.code.launched import launched
+from kaas.config import Config
+from kaas.errors import CompileLimitExceeded, KaasError
+from kaas.pool.executors.transport import Compilation
+from kaas.process_folder import ProcessFolder
+from kaas.worker.compiler_process import Libraries
+from kaas.worker.process_orders import CompilerOrders
+from kaas.worker.processes import Child
+from kaas.worker.sandbox import Sandbox, available
+from softgpu.ahead import CodeAhead, adopt, compiled
+from softgpu.user_cache import KERNELS, cache_root
+
+PROCESSES = 4
+"""Compilers that run at a time; a client has one at most, and clients take turns."""
+LIMIT_BYTES = 4 << 30
+"""The address space of a compiler. LLVM's library and Python take a tenth of it."""
+
+
+class Compilers:
+    """Compiles the code of kTasks for a pool's software devices. Use an object of this class from one event loop only.
+
+    Once one was needed, another has always started ahead: that takes longer than most code does to compile.
+
+    Args:
+        config: of the pool. sandbox: of its executors, or None.
+    """
+
+    def __init__(self, config: Config, sandbox: Sandbox | None) -> None:
+        assert config.devices is not None, "a pool gets a resolved configuration"
+        self._fenced = config.isolation == "fence"
+        self._checked = {bool(each.memcheck) for each in config.devices if each.kind == "software"}
+        self._limit_s = config.compile_limit_s
+        self._sandbox = sandbox or (Sandbox() if available() else None)
+        self._namespace: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._spare: CompilerProcess | None = None
+        self._turns: dict[str, tuple[asyncio.Lock, int]] = {}  # with the number of those that wait or run
+        self._running = asyncio.Semaphore(PROCESSES)
+
+    def named(self, namespace: str) -> None:
+        """Take in the name of the code that executors load: one has started, and has run no client's code yet."""
+        if namespace and not self._namespace.done():
+            self._namespace.set_result(namespace)
+
+    def _start(self) -> None:
+        """Start a compiler ahead of the next kTask.
+
+        Raises:
+            KaasError: no process can be started.
+        """
+        if self._spare is None:
+            self._spare = CompilerProcess(self._sandbox, self._limit_s)
+
+    def close(self) -> None:
+        """End the compiler that has started ahead."""
+        if self._spare is not None:
+            self._spare.end()
+            self._spare = None
+
+    async def compile(self, task: bytes, client: str) -> Compilation:
+        """Bring the code of a kTask into the user's cache, as far as the cache lacks it and it can be compiled.
+
+        Raises:
+            KaasError: no process can be started.
+        """
+        if not self._checked:
+            return Compilation(0.0)  # there are GPUs only
+        namespace = await self._namespace
+        libraries = await asyncio.to_thread(self._lacking, task, namespace)
+        if not libraries:
+            return Compilation(0.0)
+        async with self._turn(client), self._running:
+            self._start()
+            compiler, self._spare = self._spare, None
+            assert compiler is not None, "it was started"
+            try:
+                done = await compiler.compiled(libraries)
+                entries = [each for images in libraries for image in images for each in image.entries(namespace)]
+                await asyncio.to_thread(adopt, compiler.kernels, entries)
+                return done
+            finally:
+                compiler.end()
+                with suppress(KaasError):  # the next kTask tries again
+                    self._start()
+
+    def _lacking(self, task: bytes, namespace: str) -> Libraries:
+        """Return the libraries of a kTask of which the cache lacks code."""
+        found = []
+        for library in launched(task):
+            for checked in self._checked:
+                images = [
+                    CodeAhead(each.data, library.kernels, checked=checked, fenced=self._fenced)
+                    for each in library.images
+                ]
+                if not any(compiled(image.entries(namespace)) for image in images):
+                    found.append(images)
+        return found
+
+    @asynccontextmanager
+    async def _turn(self, client: str) -> AsyncIterator[None]:
+        """Wait until no other compiler of a client runs, in the order in which its kTasks came."""
+        lock, waiting = self._turns.get(client, (asyncio.Lock(), 0))
+        self._turns[client] = lock, waiting + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, waiting = self._turns.pop(client)
+            if waiting > 1:
+                self._turns[client] = lock, waiting - 1
+
+
+class CompilerProcess:
+    """A compiler for one kTask, with a folder of its own."""
+
+    def __init__(self, sandbox: Sandbox | None, limit_s: float) -> None:
+        """Start it.
+
+        Raises:
+            KaasError: no process can be started.
+        """
+        self._limit_s = limit_s
+        self._folder = ProcessFolder("compiler-", str(cache_root("kaas-executors")))
+        self.kernels = Path(self._folder.path, KERNELS)
+        """The folder of its code."""
+        work, self._work = os.pipe()
+        orders, inherited = CompilerOrders(work, str(self.kernels), limit_s, LIMIT_BYTES), None
+        try:
+            if sandbox is not None:
+                own = replace(sandbox, own=self._folder.path, programs=False, sockets=False)
+                orders, inherited = replace(orders, sandbox=own), own.environment(os.environ)
+            self._child = Child("kaas.worker.compiler_process", orders, files=(work,), inherited=inherited)
+        except BaseException:
+            os.close(self._work)
+            self._folder.remove()
+            raise
+        finally:
+            os.close(work)
+        loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[str] = loop.create_future()
+        self._child.on_end(loop, self._ended.set_result, group=True)
+
+    async def compiled(self, libraries: Libraries) -> Compilation:
+        """Compile the images of libraries, and wait for the end of the process. To be called once.
+
+        Raises:
+            KaasError: the process did not start.
+        """
+        await self._child.ready()
+        work, self._work = self._work, -1
+        await asyncio.to_thread(_write, work, pickle.dumps(libraries))
+        await self._ended
+        took_s = self._child.processor_s
+        if self._child.process.returncode == 0:
+            return Compilation(took_s)
+        limit = f"{self._limit_s:g} processor seconds" if took_s > self._limit_s - 1 else f"{LIMIT_BYTES >> 20} MiB"
+        message = f"its code was not compiled: that takes more than {limit}, the pool's limit"
+        return Compilation(took_s, CompileLimitExceeded(message, limit_s=self._limit_s, limit_bytes=LIMIT_BYTES))
+
+    def end(self) -> None:
+        """End it, and remove its folder."""
+        if self._child.process.returncode is None:
+            self._child.kill_group()
+        if self._work >= 0:
+            os.close(self._work)
+            self._work = -1
+        Thread(target=self._folder.remove, name="kaas-folder", daemon=True).start()
+
+
+def _write(file: int, work: bytes) -> None:
+    with suppress(BrokenPipeError), os.fdopen(file, "wb") as pipe:  # the process has ended, which is noticed
+        pipe.write(work)

@@ -1,0 +1,63 @@
+"""The process that compiles the code of one kTask for software devices: `python -m kaas.worker.compiler_process`.
+
+The code is a stranger's. It does not run here, but the compiler may be led to take for ever, or all memory. So this
+process has limits, and the walls of an executor with a folder of its own. The pool takes the code that it asked for
+from that folder, and no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import pickle
+import resource
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kaas.worker.process_orders import CompilerOrders
+from kaas.worker.processes import end_group, ordered, report_ready
+from softgpu.ahead import CodeAhead, prepare
+from softgpu.errors import SoftgpuError
+
+Libraries = Sequence[Sequence[CodeAhead]]
+"""The images of each library, in the order in which a device tries them."""
+NICENESS = 5
+"""The niceness of this process, so that requests come first: where they keep the processors busy, it gets a third of
+what another process gets."""
+AUTOGROUP = "/proc/self/autogroup"
+"""Where Linux shares processors among sessions, it counts for the session, which is this process."""
+
+
+def main() -> None:
+    word_file = int(sys.argv[1])
+    orders: CompilerOrders = ordered(sys.stdin.buffer, end_group, _limit)
+    prepare()
+    report_ready(word_file, b"")
+    with os.fdopen(orders.work, "rb") as work:
+        libraries: Libraries = pickle.load(work)
+    for images in libraries:
+        for image in images:
+            with contextlib.suppress(SoftgpuError):  # the executor finds the reason in the cache, and raises it
+                image.compile(Path(orders.folder))
+                break
+
+
+def _limit(orders: CompilerOrders) -> None:
+    """Give up what this process does not need. It has a single thread."""
+    os.nice(NICENESS)
+    with contextlib.suppress(OSError):  # Linux has no such groups here
+        Path(AUTOGROUP).write_text(str(NICENESS))
+    for limit, most in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CPU, math.ceil(orders.limit_s)),
+        (resource.RLIMIT_AS, orders.limit_bytes),
+    ):
+        resource.setrlimit(limit, (most, most))
+    if orders.sandbox is not None:
+        orders.sandbox.enter()
+
+
+if __name__ == "__main__":
+    main()

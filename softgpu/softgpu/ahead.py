@@ -1,0 +1,93 @@
+"""Compilation ahead of the first launch, in a process without a device: what it makes, other processes load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from softgpu import cache_keys
+from softgpu.c_interface import CompileError
+from softgpu.cache_keys import BlockShape
+from softgpu.disk_cache import CACHE_BYTES, DiskCache
+from softgpu.errors import SoftgpuError
+from softgpu.user_cache import KERNELS, cache_root
+
+
+class CodeAhead:
+    """The code of some kernels of one image.
+
+    Args:
+        content: PTX, or a fatbin with PTX.
+        kernels: symbol and block of each.
+        checked: the code checks every access of memory (memcheck). fenced: it is confined to a window.
+    """
+
+    def __init__(
+        self, content: bytes, kernels: Iterable[tuple[str, BlockShape]], *, checked: bool = False, fenced: bool = False
+    ) -> None:
+        self._content, self._kernels = content, tuple(kernels)
+        self._checked, self._fenced = checked, fenced
+
+    def entries(self, namespace: str) -> Iterator[str]:
+        """Yield the names of the code in the cache. namespace: of the processes that load it (`namespace`)."""
+        module = cache_keys.module_key(namespace, self._content)
+        yield cache_keys.module_entry(module)
+        for symbol, block in self._kernels:
+            yield cache_keys.kernel_entry(module, symbol, block, checked=self._checked, fenced=self._fenced)
+
+    def compile(self, own: Path) -> None:
+        """Write the code that the user's cache lacks into a folder.
+
+        Raises:
+            SoftgpuError: the image, or one of the kernels, cannot be compiled; the code of others is there.
+            MemoryError
+        """
+        from softgpu import target
+        from softgpu.translation import Translator
+
+        translator = Translator(DiskCache(own, CACHE_BYTES, cache_root() / KERNELS), target.host())
+        try:
+            examined = translator.examine(self._content)
+            known = {kernel.name: kernel for kernel in examined.info.kernels}
+            refusals = []
+            for symbol, block in self._kernels:
+                if symbol not in known or known[symbol].refusal:
+                    refusals.append(f"{symbol}: {known[symbol].refusal if symbol in known else 'no such kernel'}")
+                else:
+                    translator.compiled(examined, symbol, block, checked=self._checked, fenced=self._fenced)
+        except CompileError as error:
+            if isinstance(error.__cause__, MemoryError):
+                raise MemoryError from error
+            raise SoftgpuError(error.message) from error
+        if refusals:
+            raise SoftgpuError("; ".join(refusals))
+
+
+def prepare() -> None:
+    """Import the compiler."""
+    from softgpu import examination, target
+    from softgpu.codegen import kernel
+
+    _ = examination, kernel
+    target.host()
+
+
+def namespace() -> str:
+    """Return the part of all names that stands for this compiler and this processor."""
+    from softgpu import target, translation
+
+    return translation.namespace(target.host())
+
+
+def compiled(entries: Iterable[str]) -> bool:
+    """Return True if the user's cache has all of these entries."""
+    folder = cache_root() / KERNELS
+    return all((folder / entry).exists() for entry in entries)
+
+
+def adopt(own: Path, entries: Iterable[str]) -> None:
+    """Copy these entries, as far as they are undamaged, from a folder into the user's cache, and no others."""
+    made, shared = DiskCache(own, CACHE_BYTES), DiskCache(cache_root() / KERNELS, CACHE_BYTES)
+    for entry in entries:
+        if (payload := made.get(entry)) is not None:
+            shared.put(entry, payload)

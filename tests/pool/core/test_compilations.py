@@ -1,0 +1,143 @@
+"""Code is compiled before a request has a device, once for all requests of its kTask."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from kaas.errors import CompileLimitExceeded, KaasError
+from kaas.pool.core import compilations
+from kaas.pool.core.core import Pool
+from kaas.pool.executors.transport import Compilation, WorkerCall
+from tests.pool.fake_workers import FakeWorkers, begin, call, failure_of, play, settle
+
+LIMIT = CompileLimitExceeded("too long", limit_s=1.0)
+
+
+def of(task: str, client: str = "alice", session: str = "") -> WorkerCall:
+    return msgspec.structs.replace(call(task), task=task, client=client, session=session)
+
+
+def isolated(scenario: Any, **config: Any) -> None:
+    play(scenario, isolation="fence", **config)
+
+
+def test_a_request_takes_no_device_while_its_code_is_compiled_and_others_go_on() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        slow = await begin(pool.submit(of("slow")))
+        again = await begin(pool.submit(of("slow", "bob")))
+        assert pool.status().waiting == 2
+        quick = await begin(pool.submit(of("quick")))
+        assert [task for task, _ in workers.compilations] == ["slow", "quick"]
+        workers.compilations[1][1].set_result(Compilation(0.0))
+        await settle()
+        workers.reply("quick")
+        assert await quick == "quick"
+        assert pool.status().waiting == 2
+        workers.compilations[0][1].set_result(Compilation(2.0))
+        await settle()
+        for task in (slow, again):
+            workers.reply()
+            assert await task == "value"
+        last = await begin(pool.submit(of("slow")))
+        workers.reply()
+        assert await last == "value"
+        assert len(workers.compilations) == 2
+
+    isolated(scenario)
+
+
+def test_code_beyond_a_limit_is_an_error_of_its_requests_also_later_and_of_no_other() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        first, second = await begin(pool.submit(of("bomb"))), await begin(pool.submit(of("bomb")))
+        workers.compilations[0][1].set_result(Compilation(1.0, LIMIT))
+        for task in (first, second, await begin(pool.submit(of("bomb")))):
+            assert isinstance(await failure_of(task), CompileLimitExceeded)
+        assert (pool.status().waiting, workers.runs, len(workers.compilations)) == (0, [], 1)
+        with pytest.raises(CompileLimitExceeded):
+            pool.begin(of("bomb"))
+        other = await begin(pool.submit(of("other")))
+        workers.compilations[1][1].set_result(Compilation(0.0))
+        await settle()
+        workers.reply()
+        assert await other == "value"
+
+    isolated(scenario)
+
+
+def test_a_request_that_leaves_ends_no_compilation() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        left, stays = await begin(pool.submit(of("f"))), await begin(pool.submit(of("f")))
+        left.cancel()
+        assert isinstance(await failure_of(left), asyncio.CancelledError)
+        workers.compilations[0][1].set_result(Compilation(1.0))
+        await settle()
+        workers.reply()
+        assert await stays == "value"
+
+    isolated(scenario)
+
+
+def test_executors_compile_where_no_process_can_be_started() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        task = await begin(pool.submit(of("f")))
+        workers.compilations[0][1].set_exception(KaasError("no process"))
+        await settle()
+        workers.reply()
+        assert await task == "value"
+
+    isolated(scenario)
+
+
+def test_remote_clients_pay_for_their_code_and_programs_of_the_pools_user_do_not() -> None:
+    paid: list[tuple[str, str, float]] = []
+
+    class Meter:
+        def compiled(self, client: str, function: str, processor_s: float) -> None:
+            paid.append((client, function, processor_s))
+
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        assert pool.compilations is not None
+        pool.compilations.meter = Meter()
+        for each in (of("a"), of("b", session="program"), of("c", "bob")):
+            task = await begin(pool.submit(each))
+            workers.compilations[-1][1].set_result(Compilation(0.5, LIMIT if each.task == "c" else None))
+            await settle()
+            if each.task == "c":
+                await failure_of(task)
+            else:
+                workers.reply()
+                await task
+
+    isolated(scenario)
+    assert paid == [("alice", "a", 0.5), ("bob", "c", 0.5)]
+
+
+def test_without_isolation_and_for_etasks_workers_compile() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        task = await begin(pool.submit(of("f" if pool.compilations is None else "")))
+        workers.reply()
+        assert await task == "value"
+        assert workers.compilations == []
+
+    play(scenario)
+    isolated(scenario)
+
+
+def test_the_names_of_compiled_ktasks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compilations, "REMEMBERED", 2)
+
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        for name in ("a", "b", "c"):
+            task = await begin(pool.submit(of(name)))
+            workers.compilations[-1][1].set_result(Compilation(0.0))
+            await settle()
+            workers.reply()
+            await task
+        assert pool.compilations is not None
+        assert list(pool.compilations.done) == ["b", "c"]
+
+    isolated(scenario)
