@@ -4,7 +4,8 @@
 
 It prints READY at its start, and its counts at its end. It sends first mutated frames, then replayed or cut messages,
 RATE a second. Every fifth of the latter is a TCP connection with the recorded bytes of another connection, including
-CURVE's handshake, or with the first of these bytes.
+CURVE's handshake, or with the first of these bytes. Then come as many messages of uploads in floods of a thousand keys,
+half as many with deep structures, and all the time, on another connection, compile bombs (`benchmarks.heavy_attacks`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from benchmarks.heavy_attacks import FLOOD_KEYS, Bombs, deep, flood
 from kaas.peers.overhead import subtraction
 from kaas.wire import protocol
 from kaas.wire.connections.zmq_reader import end
@@ -157,6 +159,7 @@ class Attacker:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._address, self._keys, self._rate = address, keys, rate
         self._socket = self.connected(address)
+        self._bombs = Bombs(self.connected(address))
         self.counts: Counter[str] = Counter()
 
     def connected(self, address: str) -> zmq.Socket[bytes]:
@@ -179,6 +182,7 @@ class Attacker:
                 due_s = max(due_s + BURST / self._rate, monotonic() - LATE_S)
                 threading.Event().wait(max(due_s - monotonic(), 0))
                 self.read()
+                self._bombs.go_on()
 
     def message(self, frames: Message) -> None:
         try:
@@ -237,9 +241,15 @@ class Attacker:
         except OSError:
             self.counts["connections refused"] += 1
 
+    @property
+    def bombs(self) -> Counter[str]:
+        """The replies to compile bombs, by the error's name."""
+        return self._bombs.outcomes
+
     def close(self) -> None:
         """Close the socket within a limited time, even if ZeroMQ waits for something."""
         self._socket.close()
+        self._bombs.close()
         end(self._context, 0.0)
 
 
@@ -269,10 +279,20 @@ def main() -> None:
                 some = message[: chance.randint(1, len(message))]
                 yield partial(attacker.message, some)
 
+    def floods() -> Iterator[Callable[[], None]]:
+        for _ in range(max(1, int(replayed) // (2 * FLOOD_KEYS))):
+            for message in flood():
+                yield partial(attacker.message, message)
+
+    def deep_structures() -> Iterator[Callable[[], None]]:
+        for _ in range(int(replayed) // 2):
+            yield partial(attacker.message, deep(chance, task))
+
+    task = subtraction()
     print(READY, end="", flush=True)
-    attacker.send(mutants())
-    attacker.send(replays())
-    print(json.dumps(attacker.counts))
+    for messages_of in (mutants, replays, floods, deep_structures):
+        attacker.send(messages_of())
+    print(json.dumps({**attacker.counts, **{f"bombs: {how}": count for how, count in attacker.bombs.items()}}))
     attacker.close()
 
 

@@ -2,9 +2,11 @@
 
     python -m benchmarks.hostile [--mutated N] [--replayed N] [--json]
 
-Another program sends 100,000 mutated frames and 10,000 replayed or cut messages, 1,000 a second, while the other
-client sends 200 requests a second. The attack pauses for a moment every few seconds, so that other work of this machine
-affects both measurements equally. The attacker, which would be on another machine, has a low priority for processors.
+Another program sends 100,000 mutated frames and 10,000 replayed or cut messages, 1,000 a second, then floods of uploads
+under 1,000 keys each and messages of deep structure, and meanwhile kTasks that take a minute or more to compile, one at
+a time, while the other client sends 200 requests a second. The attack pauses for a moment every few seconds, until no
+compiler runs, so that other work of this machine affects both measurements equally. The attacker, which would be on
+another machine, has a low priority for processors.
 `crashes` counts ends of the server and of its executors, and errors that the server did not expect. `other_p99` is the
 other client's 99th percentile of latency during the attack, over that of the quiet moments. `memory_growth` compares
 the median memory of server and executors in the last third and in the second. The server keeps finished replies up to a
@@ -45,6 +47,10 @@ KEPT_BYTES = 1 << 20
 """The limit of a client's finished replies: less than by default, or they would fill up for most of the run."""
 FILL, IN_FLIGHT = 1000, 16
 """The requests whose replies exceed that limit, and the number that is open at a time."""
+COMPILE_LIMIT_S = 2.0
+"""The processor seconds of a compile bomb: a part of each attack."""
+IDLE_S = 0.1
+"""The time for which no compiler runs before a quiet moment."""
 TIMEOUT_S = 60.0
 """The time limit for a reply, and for the attacker to begin or to end."""
 SLOWEST = 20
@@ -58,7 +64,9 @@ def main() -> None:
     options.add_argument("--seed", type=int, default=0)
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(Path(folder), [ATTACKER, OTHER], limits={"answers_bytes": KEPT_BYTES})
+        server = Server(
+            Path(folder), [ATTACKER, OTHER], limits={"answers_bytes": KEPT_BYTES}, compile_limit_s=COMPILE_LIMIT_S
+        )
         with server, kaas.Client(server.address, keys=server.keys(OTHER)) as client:
             other = Other(client)
             other.fill()
@@ -67,7 +75,9 @@ def main() -> None:
                 raise SystemExit("no executor was found: this would measure something else")
             with attack(server, given) as attacker, Memory(server) as memory:
                 began_s = monotonic()
-                quiet_s, attacked_s = measure(other, attacker, SLOWEST * (given.mutated + given.replayed) / RATE)
+                quiet_s, attacked_s = measure(
+                    server, other, attacker, SLOWEST * (given.mutated + given.replayed) / RATE
+                )
                 seconds = monotonic() - began_s
                 output, _ = attacker.communicate(timeout=TIMEOUT_S)
             if attacker.returncode:
@@ -113,7 +123,9 @@ def attack(server: Server, given: argparse.Namespace) -> Iterator[subprocess.Pop
             attacker.kill()
 
 
-def measure(other: Other, attacker: subprocess.Popen[str], limit_s: float) -> tuple[list[float], list[float]]:
+def measure(
+    server: Server, other: Other, attacker: subprocess.Popen[str], limit_s: float
+) -> tuple[list[float], list[float]]:
     """Return the latencies in quiet moments and under attack, until the attack ends."""
     quiet_s: list[float] = []
     attacked_s: list[float] = []
@@ -121,6 +133,10 @@ def measure(other: Other, attacker: subprocess.Popen[str], limit_s: float) -> tu
     while attacker.poll() is None:
         if monotonic() > ends_s:
             raise SystemExit(f"the attack has not ended after {limit_s:.0f} s: this machine is too slow for it")
+        compiled_s = -1.0
+        while (now_s := server.compilers_s()) != compiled_s:
+            compiled_s = now_s
+            threading.Event().wait(IDLE_S)
         quiet_s += other.latencies(QUIET_S)
         attacker.send_signal(signal.SIGCONT)
         attacked_s += other.latencies(ATTACK_S, lambda: attacker.poll() is not None)

@@ -15,7 +15,7 @@ from secrets import token_hex
 from statistics import median
 from time import monotonic
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -48,8 +48,12 @@ class Server:
         kernels_s: Mapping[str, float] | None = None,
         limits: Mapping[str, int] | None = None,
         insecure: bool = False,
+        **pool: Any,
     ) -> None:
-        """Start the first server; `clients` are names of keys, `kernels_s` modelled seconds of kernels by symbol."""
+        """Start the first server.
+
+        clients: names of keys. kernels_s: modelled seconds of kernels by symbol. pool: other settings of the pool.
+        """
         self._folder, self._host, self._port = folder, host, 0
         self._keys = {name: folder / f"{name}.toml" for name in (*clients, ADMINISTRATOR)}
         for name, path in self._keys.items():
@@ -59,7 +63,7 @@ class Server:
             "name": f"served-{token_hex(4)}",
             "state": str(folder / "state"),
             **({} if insecure else {"keys": str(folder / "keys")}),
-            "pool": {"devices": [{"kind": "software", "memory_bytes": DEVICE_BYTES}] * devices, "slots": slots},
+            "pool": {"devices": [{"kind": "software", "memory_bytes": DEVICE_BYTES}] * devices, "slots": slots, **pool},
             "code": {"any": True},
             "limits": dict(limits or {}),
             "administrators": [ADMINISTRATOR],
@@ -141,6 +145,11 @@ class Server:
         """Return the process ids of the executors."""
         return [pid for pid in descendants(self.pid) if _argument(pid, "kaas.worker.executor_process")]
 
+    def compilers_s(self) -> float:
+        """Return the processor seconds of its compilers that run now."""
+        pids = [pid for pid in descendants(self.pid) if _argument(pid, "kaas.worker.compiler_process")]
+        return sum(map(_processor_s, pids))
+
     def charged(self) -> Counter[str]:
         """Return the requests of each client in the server's own count."""
         with kaas.Client(self.address, keys=self.keys(ADMINISTRATOR)) as client:
@@ -174,7 +183,7 @@ class Memory:
     def _watch(self) -> None:
         while not self._ended.wait(SAMPLE_S):
             pid = self._server.pid
-            held = memory_bytes([pid]), memory_bytes(list(descendants(pid)))
+            held = memory_bytes([pid]), memory_bytes(self._server.executors())
             self._samples.append((monotonic() - self._began_s, *held))
 
     def thirds(self, seconds: float) -> tuple[list[float], list[float]]:
@@ -193,6 +202,14 @@ def _argument(pid: int, wanted: str) -> bool:
         return wanted.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def _processor_s(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def memory_bytes(pids: Sequence[int]) -> int:

@@ -51,4 +51,5 @@ def test_hostile_clients() -> None:
     report = reported("hostile", "--mutated", "8000", "--replayed", "800")
     assert broken(report, "crashes") == {}, report
     assert report["detail"]["attack, sent"] > 6_000
+    assert report["detail"].keys() >= {"attack, bombs: CompileLimitExceeded"}, report
     assert report["detail"]["requests"] > 100

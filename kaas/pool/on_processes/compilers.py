@@ -161,7 +161,7 @@ class CompilerProcess:
         await self._child.ready()
         work, self._work = self._work, -1
         await asyncio.to_thread(_write, work, pickle.dumps(libraries))
-        await self._ended
+        await asyncio.shield(self._ended)  # the pool may close meanwhile, and the process ends after it
         took_s = self._child.processor_s
         if self._child.process.returncode == 0:
             return Compilation(took_s)
