@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -60,7 +62,7 @@ def _is_servers(path: Path) -> bool:
     """Return True if a file is a server's file about a client: it has a name and no secret."""
     try:
         fields = msgspec.toml.decode(_read_private(path))
-    except (InvalidConfig, msgspec.DecodeError):
+    except (InvalidConfig, msgspec.DecodeError, UnicodeDecodeError):
         return False
     return {"name", "public_key"} <= fields.keys() and "secret_key" not in fields
 
@@ -96,7 +98,7 @@ def is_key(key: object) -> bool:
 def load(path: Path, kind: type[T]) -> T:
     try:
         return msgspec.toml.decode(_read_private(path), type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"{path}: {error}") from error
 
 
@@ -136,17 +138,32 @@ def write_new(path: Path, fields: dict[str, str | bool], there: str = "") -> Non
     Raises:
         InvalidConfig: the file exists, or cannot be written.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     texts = {name: str(value).lower() if isinstance(value, bool) else f"'{value}'" for name, value in fields.items()}
     lines = "".join(f"{name} = {value}\n" for name, value in texts.items())  # no such value has a quote
+    with draft_of(path, lines) as draft:
+        try:
+            os.link(draft, path)
+        except FileExistsError as error:
+            hint = f"; {there}" if there else ""
+            raise InvalidConfig(f"{path}: {error.strerror}{hint}") from error
+
+
+@contextmanager
+def draft_of(path: Path, text: str) -> Iterator[Path]:
+    """Write a text into a new file next to another one, and remove it at the end unless it was renamed.
+
+    Raises:
+        InvalidConfig: it cannot be written, or the statement raised an OSError.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(file, "w") as opened:
-                opened.write(lines)
-            os.link(draft, path)
+                opened.write(text)
+            yield draft
         finally:
-            draft.unlink()
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
     except OSError as error:
-        hint = f"; {there}" if there and path.exists() else ""
-        raise InvalidConfig(f"{path}: {error.strerror}{hint}") from error
+        raise InvalidConfig(f"{path}: {error.strerror}") from error

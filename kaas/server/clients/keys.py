@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import stat
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,9 @@ from kaas.wire.key_files import OWNER, OwnKeys, ServerKeys, check_key, check_own
 SERVER_FILE, CLIENTS_FOLDER, REVOKED_FOLDER = "server.toml", "clients", "revoked"
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 """The names of clients."""
+TENANT_DIGITS = 24
+"""Hex digits of a tenant. The last 8 are a checksum of the name and of the others: with a damaged one, a client would
+be another tenant, whose data is removed. Tenants of earlier versions have 16, without a checksum."""
 
 SECRET_THERE = "--to names another file, or remove this one if no client needs its key"
 """The advice if a client's own file exists already."""
@@ -166,7 +170,8 @@ def new_client(folder: Path, name: str, secret_file: Path) -> OwnKeys:
     there = (
         f"`kaas keys rotate {name}` gives the client of this name another pair, `kaas keys revoke {name}` removes it"
     )
-    write_new(known, {"name": name, "public_key": public_key, "tenant": token_hex(8)}, there)
+    # first the tenant: a file that was cut has no other one, which would mean a new owner
+    write_new(known, {"tenant": _new_tenant(name), "name": name, "public_key": public_key}, there)
     own = OwnKeys(name, public_key, secret_key, server.public_key)
     try:
         write_new(secret_file, msgspec.structs.asdict(own), SECRET_THERE)
@@ -196,7 +201,10 @@ def make_folder(folder: Path) -> Path:
     Raises:
         InvalidConfig
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidConfig(f"{folder}: {error.strerror}") from error
     _check_folder(folder)
     return folder
 
@@ -231,7 +239,18 @@ def client_key(path: Path) -> ClientKey:
     if not NAME.fullmatch(client.name):
         raise InvalidConfig(f"{path}: a client's name is 1 to 64 letters, digits, '_', '-' and '.'", field="name")
     check_key(path, "public_key", client.public_key)
+    if len(client.tenant) == TENANT_DIGITS and not client.tenant.endswith(_check_digits(client.name, client.tenant)):
+        raise InvalidConfig(f"{path}: its tenant is not one of {client.name!r}", field="tenant")
     return client
+
+
+def _new_tenant(name: str) -> str:
+    tenant = token_hex(TENANT_DIGITS // 2 - 4)
+    return tenant + _check_digits(name, tenant)
+
+
+def _check_digits(name: str, tenant: str) -> str:
+    return f"{zlib.crc32(f'{name} {tenant[: TENANT_DIGITS - 8]}'.encode()):08x}"
 
 
 def _log_errors(wrong: Sequence[InvalidConfig]) -> None:

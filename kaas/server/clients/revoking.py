@@ -22,7 +22,7 @@ from kaas.server.clients.keys import (
     revoked_keys,
     server_keys,
 )
-from kaas.wire.key_files import OwnKeys, write_new
+from kaas.wire.key_files import OwnKeys, draft_of, write_new
 
 _PUBLIC_KEY = re.compile(r"^\s*public_key\s*=.*$", re.MULTILINE)
 
@@ -54,9 +54,14 @@ def revoke(folder: Path, name: str, *, purge: bool) -> RevokedKey:
     client = client_key(path)
     revoked = RevokedKey(name, client.public_key, client.tenant, f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", purge)
     made = make_folder(folder / REVOKED_FOLDER)
-    # first: a server that misses the key then finds out if its data is to be removed
-    write_new(made / f"{name}-{client.public_key.encode().hex()[:16]}.toml", msgspec.structs.asdict(revoked))
-    path.unlink()
+    entry = made / f"{name}-{client.public_key.encode().hex()[:16]}.toml"
+    if not entry.exists():  # else it was revoked, and its file could not be removed
+        # first: a server that misses the key then finds out if its data is to be removed
+        write_new(entry, msgspec.structs.asdict(revoked))
+    try:
+        path.unlink()
+    except OSError as error:
+        raise InvalidConfig(f"{path}: {error.strerror}") from error
     return revoked
 
 
@@ -71,17 +76,16 @@ def rotate(folder: Path, name: str, secret_file: Path) -> OwnKeys:
     client = client_key(path)
     public_key, secret_key = (key.decode() for key in zmq.curve_keypair())
     text, found = _PUBLIC_KEY.subn(f"public_key = '{public_key}'", path.read_text(), count=1)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     own = OwnKeys(name, public_key, secret_key, server_keys(folder).public_key)
-    with open(draft, "x", opener=lambda file, flags: os.open(file, flags, 0o600)) as file:
-        file.write(text)
-    try:
+    with draft_of(path, text) as draft:
         if not found or client_key(draft) != msgspec.structs.replace(client, public_key=public_key):
             raise InvalidConfig(f"{path}: its public_key does not stand in a line of its own", field="public_key")
         write_new(secret_file, msgspec.structs.asdict(own), SECRET_THERE)
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+        try:
+            os.replace(draft, path)
+        except OSError:
+            secret_file.unlink()
+            raise
     return own
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from kaas.cli.main import app
 from kaas.errors import InvalidConfig
 from kaas.server.clients.keys import ClientKey, Keys, client_key, new_client, prepare, server_keys
+from kaas.server.clients.revoking import rotate
 from kaas.server.usage.quotas import Quotas
 from kaas.wire.key_files import own_keys
 
@@ -285,3 +287,34 @@ def test_a_client_needs_neither_ray_nor_a_device_for_its_keys() -> None:
     program = "import kaas.server.clients.keys, sys; print(*{name.partition('.')[0] for name in sys.modules})"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not set(ended.stdout.split()) & {"asyncio", "cuda", "llvmlite", "ray", "rich", "typer"}
+
+
+def test_a_damaged_key_file_admits_no_client_and_no_other_owner(folder: Path, alice: ClientKey) -> None:
+    file = folder / "clients" / "alice.toml"
+    sound = file.read_text()
+    wrong = [sound.replace(alice.tenant, f"{'1' if alice.tenant[0] == '0' else '0'}{alice.tenant[1:]}")]
+    wrong += [sound.replace("name = 'alice'", "name = 'alicf'"), sound[: sound.index("\n") + 1]]
+    for text in (*(each.encode() for each in wrong), sound.replace("alice", "al\xefce").encode("latin-1")):
+        file.write_bytes(text)
+        with pytest.raises(InvalidConfig, match=r"alice\.toml"):
+            client_key(file)
+        assert Keys(folder).tenants() == {}
+    lines = sound.splitlines(keepends=True)
+    for number in range(len(lines)):
+        file.write_text("".join(lines[:number]))
+        assert Keys(folder).tenants() == {}
+
+
+def test_a_key_that_could_not_be_written_can_be_replaced_again(
+    folder: Path, alice: ClientKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fails)
+        with pytest.raises(InvalidConfig, match="No space left"):
+            rotate(folder, "alice", tmp_path / "newer.toml")
+    assert [path.name for path in (folder / "clients").iterdir()] == ["alice.toml"]
+    assert Keys(folder).named("alice") == alice
+    assert rotate(folder, "alice", tmp_path / "newer.toml").public_key != alice.public_key
