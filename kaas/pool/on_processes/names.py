@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -71,11 +72,22 @@ class PoolName:
             os.close(file)
 
     def announce(self, notice: PoolNotice) -> int:
-        """Publish the notice of this process's pool, until `withdraw` or its end. Return the file."""
-        file = self._opened(self._notice)
+        """Publish the notice of this process's pool, until `withdraw` or its end. Return the file.
+
+        Raises:
+            InvalidConfig: the file cannot be written.
+        """
+        file, data = self._opened(self._notice), msgspec.msgpack.encode(notice)
         fcntl.flock(file, fcntl.LOCK_EX)
-        os.ftruncate(file, 0)
-        os.pwrite(file, msgspec.msgpack.encode(notice), 0)
+        try:
+            os.ftruncate(file, 0)
+            if os.pwrite(file, data, 0) < len(data):
+                os.ftruncate(file, 0)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            os.close(file)
+            reason = f"a pool cannot be named {self._name!r}: {self._notice}: {error.strerror}"
+            raise InvalidConfig(reason, field="name") from error
         return file
 
     @staticmethod
@@ -121,11 +133,14 @@ def _folder() -> Path:
     """Return the folder of notices.
 
     Raises:
-        InvalidConfig: the folder is another user's, or open to other users.
+        InvalidConfig: the folder cannot be made, is another user's, or open to other users.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(runtime, "kaas") if runtime else Path(tempfile.gettempdir(), f"kaas-{os.getuid()}")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidConfig(f"{folder} cannot be made: {error.strerror}", field="name") from error
     found = folder.lstat()
     if found.st_uid != os.getuid() or found.st_mode & 0o077 or folder.is_symlink():
         raise InvalidConfig(

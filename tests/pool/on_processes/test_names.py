@@ -41,6 +41,18 @@ def test_a_pool_is_found_by_its_name_until_it_withdraws(runtime: Path) -> None:
     assert seen == [None]
 
 
+def test_a_pool_that_cannot_write_its_notice_does_not_start(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = notice(runtime / "sockets")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", lambda _, data, __: len(data) // 2)
+        with pytest.raises(InvalidConfig, match=r"p\.pool: No space left"):
+            PoolName("p").announce(said)
+    assert PoolName("p").running() is None
+    file = PoolName("p").announce(said)
+    assert PoolName("p").running() == said
+    os.close(file)
+
+
 def test_the_notice_of_a_killed_pool_is_ignored(runtime: Path) -> None:
     long, short = notice(runtime / ("long" * 20)), notice(runtime / "short")
     os.close(PoolName("same").announce(long))  # its process ends: nothing is locked
