@@ -59,16 +59,11 @@ class Journal:
         payload = _encode(charge)
         data = _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
         try:
-            written = os.write(self._fd, data)
-            if written != len(data):
-                reason = f"{os.strerror(errno.ENOSPC)} after {written} of {len(data)} bytes"
-                raise OSError(errno.ENOSPC, reason, str(self.path))
+            self._append(data)
         except OSError:
-            self.torn = True
-            os.ftruncate(self._fd, self.size_bytes)
-            self.torn = False
+            self._take_back()
             raise
-        self.size_bytes += written
+        self.size_bytes += len(data)
 
     def probe(self) -> None:
         """Write bytes that are no charge, and take them back.
@@ -77,9 +72,20 @@ class Journal:
             OSError: as of `write`.
         """
         try:
-            os.write(self._fd, bytes(_HEAD.size))
+            self._append(bytes(_HEAD.size))
         finally:
-            os.ftruncate(self._fd, self.size_bytes)
+            self._take_back()
+
+    def _append(self, data: bytes) -> None:
+        written = os.write(self._fd, data)
+        if written != len(data):
+            reason = f"{os.strerror(errno.ENOSPC)} after {written} of {len(data)} bytes"
+            raise OSError(errno.ENOSPC, reason, str(self.path))
+
+    def _take_back(self) -> None:
+        self.torn = True
+        os.ftruncate(self._fd, self.size_bytes)
+        self.torn = False
 
     def close(self) -> None:
         """Close the file."""
@@ -87,15 +93,14 @@ class Journal:
 
 
 def charges(segment: bytes) -> Iterator[Charge | Gap]:
-    """Yield the charges of a segment, and the damaged parts between them. A charge that is cut off at the end never had
-    a reply."""
+    """Yield the charges of a segment, and the damaged parts. Only a process that ends within the system call leaves a
+    part of a charge at the end, which has had no reply; that is hardly ever, and damage looks the same."""
     at = 0
-    while at + _HEAD.size <= len(segment):
+    while at < len(segment):
         charge, end = _charge_at(segment, at)
         if charge is None:
-            found = next((place for place in range(at + 1, len(segment)) if _charge_at(segment, place)[0]), None)
-            if found is None:
-                return
+            places = range(at + 1, len(segment))
+            found = next((place for place in places if _charge_at(segment, place)[0]), len(segment))
             yield Gap(at, found)
             at = found
         else:

@@ -236,12 +236,9 @@ class Meter:
         Raises:
             OSError
         """
-        try:
-            (self._journal or self._begin()).write(charge)
-        except OSError:
-            if self._journal is not None and self._journal.torn:
-                self._end()
-            raise
+        if self._journal is not None and self._journal.torn:
+            self._end()
+        (self._journal or self._begin()).write(charge)
 
     def able(self) -> bool:
         """Return True if the last charge could be written, or if one can be written again since."""
