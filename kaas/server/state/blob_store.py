@@ -7,6 +7,7 @@ client has certain bytes, and would give access to them.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ HELD_AS = {LIBRARY: "libraries", VALUE: "objects"}
 KIND = CONTENTS
 _OWN = re.compile(r"[0-9a-f]{64}(\.part)?")
 """Names of the files of uploads."""
+
+_log = logging.getLogger(__name__)
 
 
 class BlobLimits(Protocol):
@@ -222,12 +225,12 @@ class BlobStore:
 
     def remove(self, content: Blob) -> None:
         """Remove an upload. Its file goes first: that makes room on a full disk. An entry without a file is ignored."""
-        content.gone = True
-        del self._clients[content.client].blobs[content.hash]
-        self._count(content.client, content.kind, -content.counted_bytes)
         with no_paths():
             for path in (content.path, content.part):
                 path.unlink(missing_ok=True)
+        content.gone = True
+        del self._clients[content.client].blobs[content.hash]
+        self._count(content.client, content.kind, -content.counted_bytes)
         self._state.remove(KIND, content.client, content.hash)
 
     def has(self, client: str) -> bool:
@@ -250,7 +253,10 @@ class BlobStore:
         content.uses -= 1
         if content.uses or content.kind != VALUE:
             return False
-        self.remove(content)
+        try:
+            self.remove(content)
+        except StateUnavailable as error:  # the change that released it is done; the next run loads it, as unused
+            _log.warning("an upload of %s stays: %s", content.client, error.message)
         return True
 
     # --- counting

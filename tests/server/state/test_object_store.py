@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sqlite3
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from kaas.server.state import object_store as values_module
 from kaas.server.state.blob_store import GRAIN_BYTES
 from kaas.server.state.object_store import NewObject
 from kaas.server.usage.quotas import Quotas
+from kaas.store import SqliteStore
 from kaas.wire import protocol
 from tests.server.building.test_uploads import files
 from tests.server.state.states import Had, hash_of
@@ -107,6 +109,29 @@ def test_outputs_are_stored_under_names(tmp_path: Path) -> None:
                 had.values.check_room("ada", {"y": 40, "z": 40, "a": 40, "b": 40})
             with pytest.raises(InvalidRequest):
                 had.values.check_room("ada", {"": 40})
+
+    asyncio.run(scenario())
+
+
+def test_outputs_are_stored_though_the_replaced_values_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request would run again, and read what it has stored."""
+
+    def fails(*_: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    async def scenario() -> None:
+        async with Had(tmp_path) as had:
+            await had.put("ada", "x", LARGE)
+            with monkeypatch.context() as patch:
+                patch.setattr(SqliteStore, "remove", fails)
+                await had.values.store("ada", [NewObject("x", "float32", (10,), SMALL.data)], {})
+            assert await had.get("ada", "x") == SMALL.tobytes()
+        async with Had(tmp_path) as had:
+            assert await had.get("ada", "x") == SMALL.tobytes()
+            assert had.held["ada", "objects"] == GRAIN_BYTES
+            assert not had.state.damaged
 
     asyncio.run(scenario())
 
