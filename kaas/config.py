@@ -201,7 +201,8 @@ class Config:
             policy hears of a function's times and memory before its first request. `kaas.stats().profiles` has those
             that the pool has measured.
         store: SQLite file, or a `kaas.store.Store`, with the functions and accounts that outlive the pool's process. In
-            a given store the functions outlive the pool too. None: a file in Ray's folder of this session, on the
+            a given store the functions outlive the pool too. While it cannot be written, as on a full disk, the pool
+            goes on, and writes the newest changes later. None: a file in Ray's folder of this session, on the
             machine of the pool.
     """
 

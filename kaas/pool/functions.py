@@ -12,7 +12,7 @@ from kaas.ktask.arguments import Buffer
 from kaas.ktask.graph import KTask
 from kaas.pool.executors.transport import WorkerCall
 from kaas.scheduling.events import ObjectUse
-from kaas.store import FUNCTIONS, TASKS, Store
+from kaas.store import FUNCTIONS, TASKS, Store, decoded
 from kaas.wire import specs
 from kaas.wire.packing import constant_key
 
@@ -135,10 +135,11 @@ class Registry:
         self._lent: dict[str, list[str]] = {}  # names by key; a name occurs once for each `lend`
         self._users: dict[str, set[str | None]] = {}  # sessions by the key of a function that they registered
         self._unused: dict[str, None] = {}  # keys of functions that only ended sessions registered, the oldest first
-        tasks = store.read(TASKS)
-        for spec in map(specs.decode_function, store.read(FUNCTIONS).values()):
-            if spec.task_key in tasks:
-                self._add(spec, KTask.from_msgpack(tasks[spec.task_key]), tasks[spec.task_key])
+        tasks = decoded(store, TASKS, lambda data: (KTask.from_msgpack(data), data))
+        for spec in decoded(store, FUNCTIONS, specs.decode_function).values():
+            task, data = tasks.get(spec.task_key, (None, b""))
+            if task is not None and task.key == spec.task_key:
+                self._add(spec, task, data)
                 self._users[spec.key] = {None}
 
     def get(self, key: str) -> RegisteredFunction | None:

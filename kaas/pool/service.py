@@ -22,6 +22,7 @@ from kaas.pool.executors.transport import CacheOrder, WorkerCall, WorkerTranspor
 from kaas.pool.functions import RegisteredFunction, Registry
 from kaas.pool.immediate_future import ImmediateFuture
 from kaas.pool.observing.metrics import Measured
+from kaas.pool.patient_store import PatientStore
 from kaas.pool.program_sessions import ObjectDirectory, ProgramSessions
 from kaas.store import ACCOUNTS, FAULTS, FUNCTIONS, PROFILES, TASKS, Store
 from kaas.wire import specs
@@ -73,7 +74,7 @@ class Service:
     def __init__(self, name: str, config: Config, backend: Backend, store: Store) -> None:
         self._name = name
         self._backend = backend
-        self._store = store
+        self._store = PatientStore(store)
         lasting = () if config.store is not None else (FAULTS, FUNCTIONS, PROFILES, TASKS)
         self._passing = (ACCOUNTS, *lasting)
         self._loop = asyncio.get_running_loop()
@@ -87,8 +88,8 @@ class Service:
         self._executors, transport = backend.workers(self._router, self.residents)
         self.pool = Pool(name, config, transport)
         if not backend.again:
-            store.clear(*self._passing)
-        self.registry = Registry(store)
+            self._store.clear(*self._passing)
+        self.registry = Registry(self._store)
         self.program_sessions = ProgramSessions(self, self._router, backend.objects)
 
     @classmethod
@@ -100,7 +101,7 @@ class Service:
         """
         service = cls(name, config, backend, store)
         service._router.open(service._greet)
-        service.pool.open(await service._executors.survivors() if backend.again else (), store)
+        service.pool.open(await service._executors.survivors() if backend.again else (), service._store)
         use_huge_pages_soon()
         return service
 
@@ -267,6 +268,7 @@ class Service:
         for wait in self._waits:
             wait.cancel()
         self._store.clear(*self._passing)
+        self._store.close()
         self._router.hide()
         self.stopped.set()
 

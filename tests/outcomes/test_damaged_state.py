@@ -17,11 +17,11 @@ from kaas.errors import KaasError, StateUnavailable
 from kaas.server.state.mending import MENDED, damage
 from kaas.server.state.reserve import Reserve
 from kaas.server.state.state_folder import CLIENTS
-from kaas.server.state.wal import WAL
 from kaas.server.usage.journal import SEGMENT
 from kaas.server.usage.metering import Meter
 from kaas.server.usage.usage import FlowUsage
-from kaas.server.usage.usage_file import NAME, Changes, UsageFile
+from kaas.server.usage.usage_file import NAME, TABLES, Changes, UsageFile, read_usage
+from kaas.store.wal import WAL
 from kaas.wire import protocol
 from tests.api.conftest import add_task
 from tests.server.conftest import Serve
@@ -90,7 +90,7 @@ def serve_twice(folder: Path) -> tuple[int, int, int, list[str]]:
 
 def places(path: Path) -> Iterator[int]:
     """A byte in each page of a file, and some of its header."""
-    yield from (0, 17, 27, 100, 105)
+    yield from (0, 17, 18, 27, 100, 105)
     yield from range(PAGE + 3, path.stat().st_size, PAGE)
     yield from range(2 * PAGE - 20, path.stat().st_size, PAGE)
 
@@ -112,7 +112,7 @@ def test_a_flipped_byte_loses_few_rows(made: Path, tmp_path: Path) -> None:
     assert sum(lost) / len(lost) < 8, lost
 
 
-@pytest.mark.parametrize("size", [0, 10, PAGE, PAGE + 100, 3 * PAGE])
+@pytest.mark.parametrize("size", [0, 1, 10, PAGE, PAGE + 100, 3 * PAGE])
 def test_a_file_that_was_cut(folder: Path, size: int) -> None:
     uploads = {path.name for path in (folder / "contents").glob("*/*")}
     with (folder / CLIENTS).open("r+b") as file:
@@ -251,7 +251,7 @@ async def usage(folder: Path) -> tuple[int, int]:
 def test_a_usage_file_that_was_damaged(tmp_path: Path) -> None:
     asyncio.run(used(tmp_path / "made"))
     size = (tmp_path / "made" / NAME).stat().st_size
-    for at in (0, 20, 105, *range(PAGE + 5, size, 2 * PAGE)):
+    for at in (0, 18, 20, 105, *range(PAGE + 5, size, 2 * PAGE)):
         folder = tmp_path / str(at)
         shutil.copytree(tmp_path / "made", folder)
         data = bytearray((folder / NAME).read_bytes())
@@ -264,7 +264,36 @@ def test_a_usage_file_that_was_damaged(tmp_path: Path) -> None:
         shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("left", [0, 50, PAGE, PAGE + 7])
+def test_a_damaged_number_of_usage_is_not_counted(tmp_path: Path) -> None:
+    asyncio.run(used(tmp_path / "made"))
+    with closing(sqlite3.connect(tmp_path / "made" / NAME)) as connection:
+        connection.execute("UPDATE flows SET device_ns = 1 << 40 WHERE function = 'function 3'")
+        connection.execute("UPDATE folded SET segment = 1 << 40")
+        connection.execute("UPDATE keys SET key = 'k' WHERE key = 'k7'")
+        connection.commit()
+    assert asyncio.run(usage(tmp_path / "made")) == (599, 3)
+    with closing(sqlite3.connect(tmp_path / "made" / NAME)) as connection:
+        assert connection.execute("SELECT segment FROM folded").fetchone()[0] < 10
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_usage_file_of_an_earlier_version(tmp_path: Path, damaged: bool) -> None:
+    """It has no checksums."""
+    asyncio.run(used(tmp_path / "made"))
+    path = tmp_path / "made" / NAME
+    with closing(sqlite3.connect(path)) as connection:
+        for table in TABLES:
+            connection.execute(f"ALTER TABLE {table} DROP COLUMN sum")
+        connection.commit()
+    assert [flow.requests for flow in read_usage(tmp_path / "made").flows] == [1] * 600
+    if damaged:
+        flip(path, 2)
+    requests, stories = asyncio.run(usage(tmp_path / "made"))
+    assert (requests, stories > 0) == (600, damaged)
+    assert asyncio.run(usage(tmp_path / "made")) == (601, 0)
+
+
+@pytest.mark.parametrize("left", [0, 1, 50, PAGE, PAGE + 7])
 def test_a_usage_file_that_was_cut(tmp_path: Path, left: int) -> None:
     asyncio.run(used(tmp_path / "made"))
     data = (tmp_path / "made" / NAME).read_bytes()

@@ -7,7 +7,7 @@ import struct
 
 from kaas.config import ClientSettings
 from kaas.scheduling.events import ClientKnown
-from kaas.store import ACCOUNTS, Store
+from kaas.store import ACCOUNTS, Store, decoded
 
 WRITE_EVERY_S = 1.0
 """Charges are written this late. A pool that ends by a crash loses the charges of this time."""
@@ -19,7 +19,7 @@ class ClientAccounts:
     def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
         self._store = store
         self._loop = loop
-        self._charged_s = {client: struct.unpack("<d", value)[0] for client, value in store.read(ACCOUNTS).items()}
+        self._charged_s: dict[str, float] = decoded(store, ACCOUNTS, lambda value: struct.unpack("<d", value)[0])
         self._unwritten: set[str] = set()
 
     def charged_s(self) -> dict[str, float]:

@@ -12,7 +12,7 @@ from kaas.config import LARGEST, MOST, FunctionProfile
 from kaas.pool.core.requests import Request
 from kaas.scheduling.events import FunctionKnown, ObjectUse, PhysicalDevice, RequestDone
 from kaas.scheduling.policies.estimates import MOST_FUNCTIONS, moved
-from kaas.store import PROFILES, Store
+from kaas.store import PROFILES, Store, decoded
 
 WRITE_EVERY_S = 5.0
 """Profiles are written this late. A pool that ends by a crash loses the measurements of this time."""
@@ -81,7 +81,7 @@ class Profiles:
     def open(self, store: Store) -> None:
         """Take in what earlier epochs of the pool have measured, and keep later measurements."""
         self._store = store
-        for times in map(_decode, store.read(PROFILES).values()):
+        for times in decoded(store, PROFILES, _decode).values():
             self._times.setdefault(times.identity, {})[times.kind] = times
 
     def tell(self, request: Request, now_s: float) -> list[FunctionKnown]:

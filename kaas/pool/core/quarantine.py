@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from kaas.errors import Quarantined
-from kaas.store import FAULTS, Store
+from kaas.store import FAULTS, Store, decoded
 from kaas.wire.status.status import QuarantineStatus
 
 STORY_LENGTH = 10
@@ -68,7 +68,7 @@ class Quarantine:
     def open(self, store: Store) -> None:
         """Read the faults of a store, and write later ones there."""
         self._store = store
-        self.records = {key: msgspec.msgpack.decode(record, type=_Record) for key, record in store.read(FAULTS).items()}
+        self.records = decoded(store, FAULTS, msgspec.msgpack.Decoder(_Record).decode)
         now_s = self._now_s()
         for record in self.records.values():  # no fault lies ahead, whatever the clock said then
             record.times_s = [min(time_s, now_s) for time_s in record.times_s]

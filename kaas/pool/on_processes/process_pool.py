@@ -18,7 +18,7 @@ from kaas.pool.on_processes.hosts import ProcessHosts
 from kaas.pool.on_processes.names import PoolName, PoolNotice
 from kaas.pool.on_processes.objects import HeldObjects
 from kaas.pool.service import Service
-from kaas.store import SqliteStore, Store
+from kaas.store import Store, opened
 from kaas.wire.connections.router import Router
 from kaas.wire.messages import PeerHello
 from kaas.worker.process_orders import PoolOrders
@@ -106,12 +106,7 @@ def opened_store(wanted: str | Store | None) -> Store:
     Raises:
         InvalidConfig: the store cannot be opened.
     """
-    store = SqliteStore(wanted or ":memory:") if not isinstance(wanted, Store) else wanted
-    try:
-        store.open()
-    except Exception as error:  # a user's own store may raise any error
-        raise InvalidConfig(f"store {wanted!r} cannot be opened: {error}", field="store") from error
-    return store
+    return opened(wanted or ":memory:")
 
 
 def count_gpus() -> int:

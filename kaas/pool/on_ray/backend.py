@@ -6,7 +6,6 @@ Executors are Ray actors, objects are in Ray's store, and this process is an act
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,7 +13,6 @@ from urllib.parse import quote
 import ray
 
 from kaas.config import Config
-from kaas.errors import InvalidConfig
 from kaas.pool.executors.executors import Executors
 from kaas.pool.executors.registered_etasks import ETasks
 from kaas.pool.executors.residents import Residents
@@ -25,7 +23,7 @@ from kaas.pool.on_ray.etask_transport import ETaskWorkers
 from kaas.pool.on_ray.hosts import RayHosts
 from kaas.pool.on_ray.readiness import Readiness
 from kaas.pool.on_ray.ref_leases import SessionRefs
-from kaas.store import SqliteStore, Store
+from kaas.store import Store, opened
 from kaas.wire.connections.router import Router
 from kaas.wire.messages import PeerHello
 
@@ -74,9 +72,4 @@ def opened_store(wanted: str | Store | None, pool: str) -> Store:
     if wanted is None:
         node: Any = ray._private.worker._global_node
         wanted = str(Path(node.get_session_dir_path(), "kaas", f"{quote(pool, safe='')}.sqlite"))
-    store = SqliteStore(wanted) if isinstance(wanted, str) else wanted
-    try:
-        store.open()
-    except (OSError, sqlite3.Error) as error:
-        raise InvalidConfig(f"store {wanted!r} cannot be opened: {error}", field="store") from error
-    return store
+    return opened(wanted)

@@ -12,9 +12,10 @@ import msgspec
 
 from kaas.errors import InvalidConfig, KaasError
 from kaas.server.state import blob_store
-from kaas.server.state.state_folder import CLIENTS, CONTENTS, digest_of, unsealed
+from kaas.server.state.state_folder import CLIENTS, CONTENTS, digest_of
 from kaas.server.usage.journal import SEGMENT
 from kaas.server.usage.usage_file import NAME
+from kaas.store import unsealed
 
 ATTEMPTS = 10
 """The most attempts, since clients may change the state while it is copied."""

@@ -10,15 +10,18 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from kaas.server.state.set_aside import SetAside
-from kaas.server.state.wal import SHARED, WAL, mend_log
+from kaas.store.wal import SHARED, WAL, mend_log
 
 BUILDING, MENDED = ".building", ".mended"
 """Suffixes of a new file until it has all its rows, and then until the damaged file has been set aside."""
 MOST_TRIED = 1 << 20
 """The most row ids between two readable parts of a table that are tried one by one."""
-_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR)
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_UNREADABLE = (sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS)
 _PRIMARY_CODE = 0xFF
 _HEADER = b"SQLite format 3\0"
+_VERSIONS = (b"\1\1", b"\2\2")
+"""The header's versions for writing and reading: without a log, and with one."""
 
 Row = tuple[object, ...]
 
@@ -39,7 +42,7 @@ def mend(path: Path, schema: str, tables: Sequence[str], set_aside: SetAside) ->
         os.replace(mended, path)
         return True
     _remove(building)
-    mend_log(path, set_aside)
+    mend_log(path, set_aside.file)
     why = damage(path)
     if not why:
         return False
@@ -71,12 +74,20 @@ def damage(path: Path) -> str:
         if not is_damage(error):
             raise
         return str(error)
+    if found == "ok" and path.stat().st_size and _versions(path) not in _VERSIONS:
+        return "its header has wrong versions, with which it cannot be written"
     return "" if found == "ok" else " ".join(str(found).split())
+
+
+def _versions(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(20)[18:]
 
 
 def is_damage(error: sqlite3.Error) -> bool:
     """Return True if an error shows that the file is damaged."""
-    return getattr(error, "sqlite_errorcode", 0) & _PRIMARY_CODE in _DAMAGED
+    code = getattr(error, "sqlite_errorcode", 0)
+    return code & _PRIMARY_CODE in _DAMAGED or code in _UNREADABLE  # other errors of the disk pass, as when it is full
 
 
 def _save(path: Path, building: Path, schema: str, tables: Sequence[str]) -> int:
@@ -88,13 +99,20 @@ def _save(path: Path, building: Path, schema: str, tables: Sequence[str]) -> int
         with _readable(path, schema, tables) as old:
             new.execute("BEGIN")
             for table in tables:
+                names = columns(new, table)
+                into = f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * len(names))})"
                 for row in _rows(old, table):
+                    rest = [None] * (len(names) - len(row))  # new columns, which an older version did not have
                     with suppress(sqlite3.IntegrityError):  # a damaged row may have the key of another one
-                        marks = ", ".join("?" * len(row))
-                        saved += new.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", row).rowcount
+                        saved += new.execute(into, (*row, *rest)).rowcount
             new.execute("COMMIT")
     _remove(_copy_of(path))
     return saved
+
+
+def columns(connection: sqlite3.Connection, table: str) -> list[str]:
+    """Return the names of a table's columns."""
+    return [name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")]
 
 
 def _copy_of(path: Path) -> Path:

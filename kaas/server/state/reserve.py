@@ -23,8 +23,9 @@ _log = logging.getLogger(__name__)
 
 def is_full(error: BaseException) -> bool:
     """Return True if an operation failed because the disk is full."""
-    if isinstance(error, sqlite3.Error):
-        return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+    if isinstance(error, sqlite3.Error):  # with the second code, SQLite's file of shared memory finds no room
+        code = getattr(error, "sqlite_errorcode", 0)
+        return code & 0xFF == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE
     return isinstance(error, OSError) and error.errno in _FULL
 
 

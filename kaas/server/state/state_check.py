@@ -19,10 +19,11 @@ from kaas.server.clients import tenants
 from kaas.server.clients.allow import HASH
 from kaas.server.state import blob_store, client_functions, durable_replies, object_store
 from kaas.server.state.set_aside import FOLDER, STORY
-from kaas.server.state.state_folder import CLIENTS, CONTENTS, digest_of, unsealed
-from kaas.server.state.wal import WAL, log_damage
+from kaas.server.state.state_folder import CLIENTS, CONTENTS, digest_of
 from kaas.server.usage.journal import SEGMENT, Gap, charges, names_segment
 from kaas.server.usage.usage_file import NAME, read_usage
+from kaas.store import unsealed
+from kaas.store.wal import WAL, is_empty, log_damage
 
 KINDS: dict[str, Any] = {
     blob_store.KIND: blob_store.BlobRow,
@@ -227,6 +228,6 @@ def _usage(folder: Path, findings: list[Finding]) -> int:
             if isinstance(gap, Gap)
         )
     path = folder / NAME
-    if not path.exists() or not path.stat().st_size or not _whole(path, findings):
+    if is_empty(path) or not _whole(path, findings):
         return 0
     return sum(flow.requests for flow in read_usage(folder).flows)

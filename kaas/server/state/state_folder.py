@@ -10,8 +10,6 @@ import fcntl
 import hashlib
 import os
 import sqlite3
-import struct
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +20,7 @@ from kaas.server.state.mending import mend
 from kaas.server.state.reserve import Reserve
 from kaas.server.state.set_aside import SetAside
 from kaas.store import SCHEMA, TABLES, SqliteStore
+from kaas.store.wal import is_empty
 
 CLIENTS = "clients.sqlite"
 CONTENTS = "contents"
@@ -31,9 +30,6 @@ LOCKED_AGAIN_S = 1.0
 """Seconds after which a change may be tried again that found the database locked."""
 _DIGEST = 32
 """Hex digits of the digest that stands for a client in paths, since its name could be a path."""
-_SEAL = struct.Struct("<cI")
-"""Precedes an entry: a byte with which no msgpack begins, and a checksum of the entry and its place."""
-_SEALED = b"\xc1"
 
 T = TypeVar("T")
 
@@ -50,6 +46,7 @@ class State:
         self.reserve = reserve or Reserve(folder)
         self.set_aside = SetAside(folder)
         self._store = SqliteStore(str(folder / CLIENTS), LOCKED_S)
+        self._store.damaged = self._set_aside
         self._lock = -1
         self._opened: os.stat_result | None = None
 
@@ -77,7 +74,7 @@ class State:
 
     def _open_store(self) -> None:
         path = self.folder / CLIENTS
-        begins = not path.exists() or not path.stat().st_size
+        begins = is_empty(path)
         mended = mend(path, SCHEMA, TABLES, self.set_aside)
         if begins and not mended and any(folder.is_dir() for folder in (self.folder / CONTENTS).glob("*")):
             self.set_aside.story(f"{CLIENTS} is missing or empty, though clients have left something here")
@@ -116,10 +113,12 @@ class State:
         Raises:
             StateUnavailable
         """
+        with _state_errors():
+            entries = self._store.read(kind)
         found = []
-        for key, value in self._store.read(kind).items():
+        for key, value in entries.items():
             try:
-                found.append(decode(unsealed(kind, key, value)))
+                found.append(decode(value))
             except Exception as error:  # noqa: BLE001 - a damaged entry may raise any error
                 self._set_aside(kind, key, value, f"{type(error).__name__}: {error}")
         return found
@@ -132,11 +131,11 @@ class State:
         """
         self._set_aside(kind, _key(client, name), entry, why)
 
-    def _set_aside(self, kind: str, key: str, value: bytes, why: str) -> None:
-        with _write_errors():
-            data = value if isinstance(value, bytes) else repr(value).encode()
-            self.set_aside.data(f"{kind} {key}", data, why)
-            self._store.remove(kind, [key])
+    def _set_aside(self, kind: str, key: str, value: object, why: str) -> None:
+        data = value if isinstance(value, bytes) else repr(value).encode()
+        with _state_errors():
+            self.reserve.with_room(lambda: self.set_aside.data(f"{kind} {key}", data, why))
+            self._remove(kind, [key])
 
     def put(self, kind: str, client: str, name: str, entry: bytes) -> None:
         """Write an entry.
@@ -152,10 +151,10 @@ class State:
         Raises:
             StateUnavailable
         """
-        with _write_errors():
+        with _state_errors():
             self._store.put_all(
                 {
-                    kind: {(key := _key(client, name)): sealed(kind, key, entry) for name, entry in entries.items()}
+                    kind: {_key(client, name): entry for name, entry in entries.items()}
                     for kind, entries in kinds.items()
                 }
             )
@@ -167,7 +166,7 @@ class State:
             StateUnavailable
         """
         begin = _key(client, "")
-        with _write_errors():
+        with _state_errors():
             self._remove(kind, [key for key in self._store.read(kind) if str(key).startswith(begin)])
 
     def remove(self, kind: str, client: str, name: str) -> None:
@@ -176,7 +175,7 @@ class State:
         Raises:
             StateUnavailable
         """
-        with _write_errors():
+        with _state_errors():
             self._remove(kind, [_key(client, name)])
 
     def _remove(self, kind: str, keys: Sequence[str]) -> None:
@@ -195,42 +194,18 @@ def digest_of(client: str) -> str:
     return hashlib.sha256(client.encode()).hexdigest()[:_DIGEST]
 
 
-def sealed(kind: str, key: str, entry: bytes) -> bytes:
-    """Return an entry with its seal: SQLite detects damage in the structure of its pages, but not in a value."""
-    return _SEAL.pack(_SEALED, _checksum(kind, key, entry)) + entry
-
-
-def unsealed(kind: str, key: str, value: bytes) -> bytes:
-    """Return an entry without its seal. Entries of older versions have none.
-
-    Raises:
-        ValueError: it is not what was written.
-    """
-    if not value.startswith(_SEALED):
-        return value
-    _, checksum = _SEAL.unpack_from(value)
-    entry = value[_SEAL.size :]
-    if _checksum(kind, key, entry) != checksum:
-        raise ValueError("its checksum is wrong")
-    return entry
-
-
-def _checksum(kind: str, key: str, entry: bytes) -> int:
-    return zlib.crc32(entry, zlib.crc32(f"{kind}/{key}/".encode()))
-
-
 def _key(client: str, name: str) -> str:
     """Return the key of an entry, unique for client and name."""
     return f"{digest_of(client)}/{name}"
 
 
 @contextmanager
-def _write_errors() -> Iterator[None]:
+def _state_errors() -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError) as error:
         again = {"retry_s": LOCKED_AGAIN_S} if _is_locked(error) else {}
-        raise StateUnavailable(f"the server could not write its state: {_words(error)}", **again) from error
+        raise StateUnavailable(f"the server could not use its state: {_words(error)}", **again) from error
 
 
 def _is_locked(error: Exception) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+import zlib
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -20,11 +21,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from kaas.errors import UsageUnavailable
-from kaas.server.state.mending import mend
+from kaas.server.state.mending import columns, mend
 from kaas.server.state.reserve import Reserve
 from kaas.server.state.set_aside import SetAside
 from kaas.server.usage.journal import MODE, SEGMENT, Gap, charges, names_segment, segments
 from kaas.server.usage.usage import KEYS_PER_CLIENT, Charge, FlowUsage, KeptByClient, Totals, Usage
+from kaas.store.wal import is_empty
 
 NAME = "usage.sqlite"
 READS = 5
@@ -32,18 +34,20 @@ READS = 5
 TABLES = ("folded", "flows", "holdings", "keys", "recent")
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS folded (one INTEGER PRIMARY KEY CHECK (one = 1), segment INTEGER NOT NULL);
-INSERT OR IGNORE INTO folded VALUES (1, 0);
+CREATE TABLE IF NOT EXISTS folded (one INTEGER PRIMARY KEY CHECK (one = 1), segment INTEGER NOT NULL, sum INTEGER);
 CREATE TABLE IF NOT EXISTS flows (
     client TEXT, function TEXT, requests INTEGER, outcomes TEXT, repeats INTEGER, device_ns INTEGER, bytes_in INTEGER,
-    bytes_out INTEGER, bytes_copied INTEGER, PRIMARY KEY (client, function)
+    bytes_out INTEGER, bytes_copied INTEGER, sum INTEGER, PRIMARY KEY (client, function)
 );
 CREATE TABLE IF NOT EXISTS holdings (
-    client TEXT, what TEXT, nbytes INTEGER, byte_s REAL, PRIMARY KEY (client, what)
+    client TEXT, what TEXT, nbytes INTEGER, byte_s REAL, sum INTEGER, PRIMARY KEY (client, what)
 );
-CREATE TABLE IF NOT EXISTS keys (id INTEGER PRIMARY KEY, client TEXT, key TEXT, UNIQUE (client, key));
-CREATE TABLE IF NOT EXISTS recent (client TEXT PRIMARY KEY, seconds TEXT);
+CREATE TABLE IF NOT EXISTS keys (id INTEGER PRIMARY KEY, client TEXT, key TEXT, sum INTEGER, UNIQUE (client, key));
+CREATE TABLE IF NOT EXISTS recent (client TEXT PRIMARY KEY, seconds TEXT, sum INTEGER);
 """
+_SUM = "sum"
+"""The column with a checksum of the others: SQLite detects damage in the structure of its pages, but not in a number.
+It is NULL in rows of older versions."""
 
 T = TypeVar("T")
 
@@ -114,7 +118,7 @@ class UsageFile:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock, path = self._folder / "usage.lock", self._folder / NAME
-            lost = lock.exists() and not (path.exists() and path.stat().st_size)
+            lost = lock.exists() and is_empty(path)
             self._lock = os.open(lock, os.O_RDWR | os.O_CREAT, MODE)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._reserve.open()
@@ -146,6 +150,9 @@ class UsageFile:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")  # because the segment is deleted then
         connection.executescript(_SCHEMA)
+        for table in TABLES:
+            if _SUM not in columns(connection, table):
+                connection.execute(f"ALTER TABLE {table} ADD COLUMN {_SUM} INTEGER")
         return _kept(connection, self._folder), mended
 
     def apply(self, changes: Changes) -> None:
@@ -183,30 +190,40 @@ class UsageFile:
 
 
 def _write(connection: sqlite3.Connection, changes: Changes) -> None:
-    connection.execute("UPDATE folded SET segment = max(segment, ?)", (changes.segment,))
-    connection.executemany(
-        "INSERT OR REPLACE INTO flows VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    _put(connection, "folded", [(1, changes.segment)])
+    _put(
+        connection,
+        "flows",
         [
             (flow.client, flow.function, flow.requests, _json(flow.outcomes).decode(), flow.repeats,
              flow.device_ns, flow.bytes_in, flow.bytes_out, flow.bytes_copied)
             for flow in changes.flows
         ],
     )  # fmt: skip
-    connection.executemany(
-        "INSERT OR REPLACE INTO holdings VALUES (?, ?, ?, ?)",
-        [(held.client, held.what, held.nbytes, held.byte_s) for held in changes.holdings],
-    )
+    _put(connection, "holdings", [(held.client, held.what, held.nbytes, held.byte_s) for held in changes.holdings])
     connection.executemany("DELETE FROM keys WHERE client = ? AND key = ?", changes.old_keys)
-    connection.executemany("INSERT OR IGNORE INTO keys (client, key) VALUES (?, ?)", changes.keys)
+    connection.executemany(
+        f"INSERT OR IGNORE INTO keys (client, key, {_SUM}) VALUES (?, ?, ?)",
+        [(*each, _checksum("keys", each)) for each in changes.keys],
+    )
     connection.executemany(
         "DELETE FROM keys WHERE client = ?1 AND id <="
         " (SELECT id FROM keys WHERE client = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)",
         [(client, KEYS_PER_CLIENT) for client in {client for client, _ in changes.keys}],
     )
-    connection.executemany(
-        "INSERT OR REPLACE INTO recent VALUES (?, ?)",
-        [(client, _json(seconds).decode()) for client, seconds in changes.recent.items()],
-    )
+    _put(connection, "recent", [(client, _json(seconds).decode()) for client, seconds in changes.recent.items()])
+
+
+def _put(connection: sqlite3.Connection, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Add rows, or replace those of the same keys."""
+    if rows:
+        marks = ", ".join("?" * (len(rows[0]) + 1))
+        summed = [(*row, _checksum(table, row)) for row in rows]
+        connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", summed)
+
+
+def _checksum(table: str, row: Sequence[Any]) -> int:
+    return zlib.crc32(repr((table, *row)).encode(errors="backslashreplace"))
 
 
 def _kept(connection: sqlite3.Connection, folder: Path) -> KeptUsage:
@@ -219,12 +236,11 @@ def _kept(connection: sqlite3.Connection, folder: Path) -> KeptUsage:
     rows = _TableRows(connection)
     connection.execute("BEGIN")  # one consistent view
     try:
-        (segment,) = connection.execute("SELECT max(segment) FROM folded").fetchone()
-        segment = segment or 0
+        segment = max(rows.read("folded", lambda row: msgspec.convert(row[1], int)), default=0)
         totals = Totals()
         for flow in rows.read("flows", _flow):
             totals.flow(flow.client, flow.function)[1].merge(flow)
-        for client, key in rows.read("keys", _key, "ORDER BY id"):
+        for client, key in rows.read("keys", lambda row: msgspec.convert(row, tuple[str, str]), "ORDER BY id"):
             totals.remember(client, key)
         holdings = rows.read("holdings", lambda row: msgspec.convert(row, _HoldingRow))
         recent = dict(rows.read("recent", lambda row: (_text(row[0]), _seconds(row[1]))))
@@ -252,6 +268,7 @@ class _TableRows:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
+        connection.text_factory = lambda data: data.decode(errors="replace")  # its checksum shows that it is damaged
         self.damaged: list[str] = []
 
     def read(self, table: str, made: Callable[[Sequence[Any]], T], order: str = "") -> list[T]:
@@ -260,23 +277,23 @@ class _TableRows:
         Raises:
             sqlite3.Error
         """
+        names = columns(self._connection, table)
+        own = [name for name in names if name not in ("id", _SUM)]
+        checked = _SUM if _SUM in names else "NULL"
         found = []
-        for row in self._connection.execute(f"SELECT * FROM {table} {order}"):
+        for *row, checksum in self._connection.execute(f"SELECT {', '.join(own)}, {checked} FROM {table} {order}"):
             try:
+                if checksum not in (None, _checksum(table, row)):
+                    raise ValueError("its checksum is wrong")
                 found.append(made(row))
-            except (msgspec.MsgspecError, TypeError) as error:
-                self.damaged.append(f"a row of usage in {table} is invalid: {error}: {row!r:.200}")
+            except (ValueError, TypeError) as error:  # a msgspec.MsgspecError is a ValueError
+                self.damaged.append(f"a row of {NAME} in {table} is invalid: {error}: {row!r:.200}")
         return found
 
 
 def _flow(row: Sequence[Any]) -> FlowUsage:
     client, function, requests, outcomes, *counts = msgspec.convert(row, _FlowRow)
     return FlowUsage(client, function, requests, _outcomes(outcomes), *counts)
-
-
-def _key(row: Sequence[Any]) -> tuple[str, str]:
-    _, client, key = msgspec.convert(row, tuple[int, str, str])
-    return client, key
 
 
 def _text(value: Any) -> str:

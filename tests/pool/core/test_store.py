@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from kaas.pool.core import accounts
 from kaas.pool.core.accounts import ClientAccounts, client_known
 from kaas.pool.functions import Registry
 from kaas.scheduling.events import ClientKnown
-from kaas.store import ACCOUNTS, FUNCTIONS, TASKS, SqliteStore, Store
+from kaas.store import ACCOUNTS, FUNCTIONS, TASKS, SqliteStore, Store, opened
+from kaas.store.wal import SHARED, WAL
 from kaas.wire import specs
 from tests.api.conftest import add_task, scale_task
 
@@ -62,9 +64,38 @@ def test_a_loss_of_power_damages_nothing(store: SqliteStore) -> None:
 def test_a_failed_change_changes_nothing_and_the_next_change_works(store: SqliteStore) -> None:
     store.put("a", {"x": b"1"})
     with pytest.raises(sqlite3.Error):
-        store.put("a", {"x": b"2", "y": object()})  # type: ignore[dict-item]
+        store.put("a", {"x": b"2", object(): b"3"})  # type: ignore[dict-item]
     store.put("a", {"z": b"3"})
     assert store.read("a") == {"x": b"1", "z": b"3"}
+
+
+def test_a_damaged_value_is_left_out_and_named(store: SqliteStore, caplog: pytest.LogCaptureFixture) -> None:
+    store.put("a", {"x": b"1", "y": b"2", "z": b"3"})
+    with closing(sqlite3.connect(store.path)) as connection:
+        connection.execute("UPDATE entries SET value = (SELECT value FROM entries WHERE key = 'y') WHERE key = 'x'")
+        connection.execute("INSERT INTO entries (kind, key, value) VALUES ('a', 'old', x'07')")
+        connection.commit()
+    assert store.read("a") == {"y": b"2", "z": b"3", "old": b"\x07"}
+    assert f"{store.path} is left out: a x" in caplog.text
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    made = SqliteStore(str(path))
+    made.open()
+    made.put("a", {str(number): bytes(2000) for number in range(9)})
+    killed = {end: path.with_name(path.name + end).read_bytes() for end in ("", WAL, SHARED)}
+    made.close()
+    whole = path.read_bytes()
+    for data in (whole[:5000], whole[:18] + b"\x82" + whole[19:], whole[:4096] + b"?" * 100 + whole[4196:]):
+        path.write_bytes(data)
+        with pytest.raises(InvalidConfig, match=str(path)):
+            opened(str(path))
+        path.with_name(path.name + SHARED).unlink(missing_ok=True)
+    for end, data in killed.items():
+        path.with_name(path.name + end).write_bytes(data[:-5000] if end == WAL else data)
+    with pytest.raises(InvalidConfig, match=f"{path}{WAL}: it ends after"):
+        opened(str(path))
 
 
 def test_a_store_is_a_file_or_an_object(store: SqliteStore) -> None:
@@ -139,6 +170,17 @@ def test_a_function_without_its_task_is_not_known(store: SqliteStore) -> None:
     store.clear(TASKS)
     assert Registry(store).labels == ()
     assert len(store.read(FUNCTIONS)) == 1
+
+
+def test_a_damaged_function_is_not_known(store: SqliteStore) -> None:
+    add, scale = add_task(), scale_task()
+    for task in (add, scale):
+        register(Registry(store), task.key, task.to_msgpack())
+    store.put(TASKS, {add.key: scale.to_msgpack()})
+    assert Registry(store).labels == (scale.label,)
+    store.put(FUNCTIONS, {"another": b"?"})
+    store.put(TASKS, {scale.key: b"?"})
+    assert Registry(store).labels == ()
 
 
 def test_functions_of_ended_sessions_are_forgotten(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kaas.server.state.reserve import Reserve
+from kaas.server.state.mending import is_damage
+from kaas.server.state.reserve import Reserve, is_full
 from kaas.server.usage.journal import Journal
 from kaas.server.usage.usage import Charge
 
@@ -79,3 +81,13 @@ def test_a_reserve_that_is_used_up_helps_no_second_time(reserve: Reserve) -> Non
     with pytest.raises(OSError, match="refused"):
         reserve.with_room(disk.write)
     assert disk.calls == 1
+
+
+def test_shared_memory_of_sqlite_without_room_is_a_full_disk_and_no_damage() -> None:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_SHMSIZE
+    assert is_full(error)
+    assert not is_damage(error)
+    for code in (sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        error.sqlite_errorcode = code
+        assert is_damage(error)

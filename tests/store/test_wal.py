@@ -12,8 +12,8 @@ import pytest
 
 from kaas.server.state.mending import mend
 from kaas.server.state.set_aside import FOLDER, SetAside
-from kaas.server.state.wal import PAGE_BYTES, WAL, log_damage
 from kaas.store import SCHEMA, TABLES, SqliteStore
+from kaas.store.wal import PAGE_BYTES, SHARED, WAL, log_damage
 
 HEADER, FRAME = 32, 24 + PAGE_BYTES
 TRANSACTIONS = 4
@@ -29,7 +29,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store.open()
     for number in range(TRANSACTIONS):
         store.put("kind", {f"{number}.{part}": bytes([number]) * 2000 for part in range(4)})
-    for end in ("", WAL):
+    for end in ("", WAL, SHARED):
         shutil.copyfile(folder / f"open{end}", folder / f"left{end}")
     store.close()
     return folder
@@ -104,6 +104,23 @@ def test_a_log_that_a_crash_has_cut_is_no_damage(killed: Path, tmp_path: Path) -
         rows, stories = mended(path)
         assert stories == 0
         assert len(rows) == 4 * max(0, sum(HEADER + FRAME * (end + 1) <= size for end in ends(log)) - 1)
+
+
+def test_a_log_that_was_cut_after_the_process_was_killed_is_damage(killed: Path, tmp_path: Path) -> None:
+    """The index, which the process left, has the number of its frames."""
+    log = (killed / f"left{WAL}").read_bytes()
+    for size in (0, 10, HEADER + 10, HEADER + FRAME, HEADER + FRAME * 3 + 9, len(log) - FRAME, len(log) - 1):
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        path = left(killed, folder)
+        shutil.copyfile(killed / f"left{SHARED}", path.with_name(path.name + SHARED))
+        assert log_damage(path) == ""
+        path.with_name(path.name + WAL).write_bytes(log[:size])
+        assert "frames" in log_damage(path), size
+        rows, stories = mended(path)
+        assert stories, size
+        assert len(rows) == 4 * max(0, sum(HEADER + FRAME * (end + 1) <= size for end in ends(log)) - 1)
+        assert mended(path) == (rows, 0)
 
 
 def test_frames_of_an_earlier_log_behind_the_newest_are_no_damage(tmp_path: Path) -> None:
