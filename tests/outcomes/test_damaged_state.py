@@ -16,6 +16,7 @@ import kaas
 from kaas.errors import KaasError, StateUnavailable
 from kaas.server.state.mending import MENDED, damage
 from kaas.server.state.reserve import Reserve
+from kaas.server.state.state_check import check
 from kaas.server.state.state_folder import CLIENTS
 from kaas.server.usage.journal import SEGMENT
 from kaas.server.usage.metering import Meter
@@ -271,6 +272,8 @@ def test_a_damaged_number_of_usage_is_not_counted(tmp_path: Path) -> None:
         connection.execute("UPDATE folded SET segment = 1 << 40")
         connection.execute("UPDATE keys SET key = 'k' WHERE key = 'k7'")
         connection.commit()
+    damaged = [kept.what for kept in check(tmp_path / "made").findings]
+    assert sum("its checksum is wrong" in what for what in damaged) == 3
     assert asyncio.run(usage(tmp_path / "made")) == (599, 3)
     with closing(sqlite3.connect(tmp_path / "made" / NAME)) as connection:
         assert connection.execute("SELECT segment FROM folded").fetchone()[0] < 10

@@ -21,7 +21,7 @@ from kaas.server.state import blob_store, client_functions, durable_replies, obj
 from kaas.server.state.set_aside import FOLDER, STORY
 from kaas.server.state.state_folder import CLIENTS, CONTENTS, digest_of
 from kaas.server.usage.journal import SEGMENT, Gap, charges, names_segment
-from kaas.server.usage.usage_file import NAME, read_usage
+from kaas.server.usage.usage_file import NAME, kept_usage, read_usage
 from kaas.store import unsealed
 from kaas.store.wal import WAL, is_empty, log_damage
 
@@ -230,4 +230,5 @@ def _usage(folder: Path, findings: list[Finding]) -> int:
     path = folder / NAME
     if is_empty(path) or not _whole(path, findings):
         return 0
+    findings.extend(Finding(NAME, story) for story in kept_usage(folder).damaged)
     return sum(flow.requests for flow in read_usage(folder).flows)

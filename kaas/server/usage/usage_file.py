@@ -84,7 +84,7 @@ class KeptUsage:
 
     Fields:
         totals, holdings, recent: of the SQLite file. journal: later charges, in order. newest: the number of the last
-            segment. damaged: stories of invalid rows and parts of segments, which are left out.
+            segment. damaged, gaps: stories of invalid rows and of parts of segments, which are left out.
     """
 
     totals: Totals
@@ -93,6 +93,7 @@ class KeptUsage:
     journal: Sequence[Charge]
     newest: int
     damaged: Sequence[str] = ()
+    gaps: Sequence[str] = ()
 
 
 class UsageFile:
@@ -125,7 +126,7 @@ class UsageFile:
             kept, mended = self._reserve.with_room(lambda: self._load(path))
             if lost and not mended:
                 self.set_aside.story(f"{NAME} is missing or empty, though a server has kept usage here")
-            for story in kept.damaged:
+            for story in (*kept.damaged, *kept.gaps):
                 self.set_aside.story(story)
             return kept
         except (OSError, sqlite3.Error, msgspec.MsgspecError) as error:
@@ -248,15 +249,16 @@ def _kept(connection: sqlite3.Connection, folder: Path) -> KeptUsage:
         connection.execute("COMMIT")
     unfolded = [(number, path) for number, path in made if number > segment]
     journal: list[Charge] = []
+    gaps: list[str] = []
     for _, path in unfolded:
         for found in charges(path.read_bytes()):
             if isinstance(found, Gap):
-                rows.damaged.append(f"{path.name} is damaged from byte {found.begin} to {found.end}")
+                gaps.append(f"{path.name} is damaged from byte {found.begin} to {found.end}")
             else:
                 journal.append(found)
     newest = max([segment, *(number for number, _ in made)])
     held = [KeptByClient(*each) for each in holdings]
-    return KeptUsage(totals, held, recent, journal, newest, rows.damaged)
+    return KeptUsage(totals, held, recent, journal, newest, rows.damaged, gaps)
 
 
 _HoldingRow = tuple[str, str, int, float]
@@ -306,18 +308,27 @@ def read_usage(folder: Path) -> Usage:
     Raises:
         UsageUnavailable
     """
+    kept = kept_usage(folder)
+    for charge in kept.journal:
+        kept.totals.add(charge)
+    return Usage(kept.totals.usage(), tuple(kept.holdings))
+
+
+def kept_usage(folder: Path) -> KeptUsage:
+    """Read the files of usage, as `read_usage`.
+
+    Raises:
+        UsageUnavailable
+    """
     path = folder / NAME
     for attempt in range(READS):
         try:
             with closing(
                 sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
             ) as connection:
-                kept = _kept(connection, folder)
+                return _kept(connection, folder)
         except (OSError, sqlite3.Error, msgspec.MsgspecError) as error:
             if isinstance(error, FileNotFoundError) and attempt + 1 < READS:
                 continue  # the server has moved a segment into the file meanwhile
             raise UsageUnavailable(f"{path} cannot be read: {error}", path=str(path), reason=str(error)) from error
-        break
-    for charge in kept.journal:
-        kept.totals.add(charge)
-    return Usage(kept.totals.usage(), tuple(kept.holdings))
+    raise AssertionError("the last attempt returns or raises")
