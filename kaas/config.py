@@ -177,8 +177,8 @@ class Config:
         run_limit_s: longest time in seconds that one attempt of a request may run; beyond it the request fails and its
             executor is replaced.
         start_limit_s: longest time in seconds that an executor may take to start.
-        compile_limit_s: processor seconds that compiling the PTX of a kTask for a software device may take, with
-            isolation and without Ray: a process of its own does it before a request has the device.
+        compile_limit_s: processor seconds that compiling the PTX of a kTask for software devices may take, with
+            isolation: a process of its own does it before a request has a device.
         slots: requests that may run at a time on each device; with more than one, the copies of one overlap the kernels
             of another, and kernels that leave room on the device run in parallel.
         cache_bytes: device memory that cached objects may take on each device; None leaves it to the executor.

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from kaas.worker.process_orders import CompilerOrders
 from kaas.worker.processes import end_group, ordered, report_ready
-from softgpu.ahead import CodeAhead, prepare
+from softgpu.ahead import CodeAhead, namespace, prepare
 from softgpu.errors import SoftgpuError
 
 Libraries = Sequence[Sequence[CodeAhead]]
@@ -34,7 +34,7 @@ def main() -> None:
     word_file = int(sys.argv[1])
     orders: CompilerOrders = ordered(sys.stdin.buffer, end_group, _limit)
     prepare()
-    report_ready(word_file, b"")
+    report_ready(word_file, namespace().encode())  # it has read nothing of a client yet
     with os.fdopen(orders.work, "rb") as work:
         libraries: Libraries = pickle.load(work)
     for images in libraries:

@@ -44,24 +44,25 @@ class Compilers:
         self._checked = {bool(each.memcheck) for each in config.devices if each.kind == "software"}
         self._limit_s = config.compile_limit_s
         self._sandbox = sandbox or (Sandbox() if available() else None)
-        self._namespace: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._namespace = ""
         self._spare: CompilerProcess | None = None
         self._turns: dict[str, tuple[asyncio.Lock, int]] = {}  # with the number of those that wait or run
         self._running = asyncio.Semaphore(PROCESSES)
 
     def named(self, namespace: str) -> None:
         """Take in the name of the code that executors load: one has started, and has run no client's code yet."""
-        if namespace and not self._namespace.done():
-            self._namespace.set_result(namespace)
+        self._namespace = self._namespace or namespace
 
-    def _start(self) -> None:
-        """Start a compiler ahead of the next kTask.
+    def _next(self) -> CompilerProcess:
+        """Return the compiler for the next kTask, which starts now if it has not.
 
         Raises:
             KaasError: no process can be started.
         """
-        if self._spare is None:
+        if self._spare is None or self._spare.ended:
+            self.close()
             self._spare = CompilerProcess(self._sandbox, self._limit_s)
+        return self._spare
 
     def close(self) -> None:
         """End the compiler that has started ahead."""
@@ -77,14 +78,14 @@ class Compilers:
         """
         if not self._checked:
             return Compilation(0.0)  # there are GPUs only
-        namespace = await self._namespace
+        if not self._namespace:  # no executor has started, and one may start for this request only
+            self._namespace = await asyncio.shield(self._next().namespace)
+        namespace = self._namespace
         libraries = await asyncio.to_thread(self._lacking, task, namespace)
         if not libraries:
             return Compilation(0.0)
         async with self._turn(client), self._running:
-            self._start()
-            compiler, self._spare = self._spare, None
-            assert compiler is not None, "it was started"
+            compiler, self._spare = self._next(), None
             try:
                 done = await compiler.compiled(libraries)
                 entries = [each for images in libraries for image in images for each in image.entries(namespace)]
@@ -93,7 +94,7 @@ class Compilers:
             finally:
                 compiler.end()
                 with suppress(KaasError):  # the next kTask tries again
-                    self._start()
+                    self._next()
 
     def _lacking(self, task: bytes, namespace: str) -> Libraries:
         """Return the libraries of a kTask of which the cache lacks code."""
@@ -151,6 +152,16 @@ class CompilerProcess:
         loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = loop.create_future()
         self._child.on_end(loop, self._ended.set_result, group=True)
+        self.namespace = loop.create_task(self._started())
+        """The name of the code that it makes, once it has started; or a KaasError."""
+
+    async def _started(self) -> str:
+        return (await self._child.ready()).decode()
+
+    @property
+    def ended(self) -> bool:
+        """True if the process has ended."""
+        return self._child.process.returncode is not None
 
     async def compiled(self, libraries: Libraries) -> Compilation:
         """Compile the images of libraries, and wait for the end of the process. To be called once.
@@ -158,7 +169,7 @@ class CompilerProcess:
         Raises:
             KaasError: the process did not start.
         """
-        await self._child.ready()
+        await asyncio.shield(self.namespace)
         work, self._work = self._work, -1
         await asyncio.to_thread(_write, work, pickle.dumps(libraries))
         await asyncio.shield(self._ended)  # the pool may close meanwhile, and the process ends after it
@@ -171,12 +182,19 @@ class CompilerProcess:
 
     def end(self) -> None:
         """End it, and remove its folder."""
-        if self._child.process.returncode is None:
+        if not self.ended:
             self._child.kill_group()
+        self.namespace.add_done_callback(_seen)
         if self._work >= 0:
             os.close(self._work)
             self._work = -1
         Thread(target=self._folder.remove, name="kaas-folder", daemon=True).start()
+
+
+def _seen(start: asyncio.Task[str]) -> None:
+    """Take in a start that failed, and that no kTask waits for."""
+    if not start.cancelled():
+        start.exception()
 
 
 def _write(file: int, work: bytes) -> None:

@@ -15,6 +15,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from kaas.config import Config, Device
 from kaas.errors import KaasError
 from kaas.pool.executors.transport import Compilation, WorkerLost
+from kaas.pool.on_processes.compilers import Compilers
 from kaas.pool.on_processes.objects import HeldObject
 from kaas.pool.on_ray.cluster import NAMESPACE, SOFTWARE_RESOURCE, cluster_resources
 from kaas.pool.on_ray.fetching import fetched
@@ -45,6 +46,7 @@ class RayHosts:
         self._readiness = readiness
         self._resources = Resources()
         self._inbox = Inbox()
+        self._compilers = Compilers(config, None) if config.isolation != "none" else None
         self._actors: dict[int, Any] = {}
         self._epochs: dict[int, str] = {}
 
@@ -68,11 +70,13 @@ class RayHosts:
             info: WorkerInfo = await actor.start.remote(address)
         except RayTaskError as error:
             raise error.cause from None  # the cause, without Ray's traceback
+        if self._compilers is not None:
+            self._compilers.named(info.code)
         return info
 
-    async def compile(self, task: bytes, client: str) -> Compilation:  # noqa: ARG002 - each node has a cache of its own
-        """Leave the code to the executors."""
-        return Compilation(0.0)
+    async def compile(self, task: bytes, client: str) -> Compilation:
+        """Compile the code of a client's kTask on this node. Executors of another one compile it themselves."""
+        return Compilation(0.0) if self._compilers is None else await self._compilers.compile(task, client)
 
     async def survivors(self, address: Address) -> Sequence[Adoption]:
         """Adopt the executors of an earlier process of the pool, one for each device."""

@@ -40,10 +40,10 @@ def task(ptx: str) -> bytes:
     return kaas.KTask([kaas.Kernel(kaas.Library.from_ptx(ptx), "k", 1, 32, [kaas.Out(out)])], [out]).to_msgpack()
 
 
-def made(limit_s: float = 600.0) -> Compilers:
+def made(limit_s: float = 600.0, *, named: bool = True) -> Compilers:
     config = Config(devices=(Device("software"),), isolation="fence", compile_limit_s=limit_s)
     started = Compilers(config, None)
-    started.named(namespace())
+    started.named(namespace() if named else "")
     return started
 
 
@@ -59,6 +59,19 @@ def test_code_is_compiled_once(own_cache: Path) -> None:
     assert first.processor_s > 0 == second.processor_s
     assert (first.error, second.error) == (None, None)
     assert len(list((own_cache / "softgpu" / "kernels").iterdir())) == 2
+
+
+def test_code_is_compiled_before_any_executor_has_started() -> None:
+    """A policy may start one only for a request that is ready."""
+
+    async def main() -> tuple[Compilation, ...]:
+        ready = made(named=False)
+        try:
+            return tuple(await asyncio.gather(*(ready.compile(task(EMPTY), client) for client in ("alice", "bob"))))
+        finally:
+            ready.close()
+
+    assert [found.error for found in run(main())] == [None, None]
 
 
 def test_a_compile_bomb_ends_its_compiler_and_later_code_is_compiled() -> None:
@@ -109,6 +122,7 @@ def test_a_client_has_one_compiler_at_a_time_and_clients_take_turns(monkeypatch:
 
     class Fake:
         kernels = Path()
+        ended = False
 
         def __init__(self, *_: Any) -> None:
             pass
