@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kaas.scheduling.decisions import Dispatch
 from kaas.scheduling.events import Ordered
 
 
@@ -15,7 +14,8 @@ class ClientExecutor:
 
     Fields:
         client: "" of a spare one. turn: the number of its last dispatch. running: its requests, with their slots. keys:
-            the objects that it has on the device. parts: the numbers of the orders that it has not answered.
+            the objects that it has on the device. parts: the numbers of the orders that it has not answered. awaited:
+            the requests that it has started for, until one of them runs on it or all have gone elsewhere.
     """
 
     worker: int
@@ -26,6 +26,7 @@ class ClientExecutor:
     running: dict[int, int] = field(default_factory=dict)
     keys: set[bytes] = field(default_factory=set)
     parts: set[int] = field(default_factory=set)
+    awaited: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False)
@@ -34,20 +35,20 @@ class DeviceExecutors:
 
     Fields:
         most: clients whose executors may be on it at a time.
-        shared: the executor that the policy inside sees, None if it sees none. seen: that one is ready. closing: the
-            policy has stopped it. failed: the last executor did not start.
-        executors: by worker. waiting: dispatches that wait for an executor, with the request's client. holders: for
-            each object, how many executors have it.
+        shared: the executor that the policy inside sees, None if it sees none. seen: that one is ready. closing: why
+            it ends, once it has no executors; "" if it does not. failed: the last executor did not start.
+        executors: by worker. waiting: requests that wait for an executor, with their clients. holders: for each object,
+            how many executors have it.
     """
 
     index: int
     most: int
     shared: int | None = None
     seen: bool = False
-    closing: bool = False
+    closing: str = ""
     failed: bool = False
     executors: dict[int, ClientExecutor] = field(default_factory=dict)
-    waiting: dict[int, tuple[Dispatch, str]] = field(default_factory=dict)
+    waiting: dict[int, str] = field(default_factory=dict)
     holders: dict[bytes, int] = field(default_factory=dict)
 
     def executor_of(self, client: str) -> ClientExecutor | None:
@@ -62,9 +63,10 @@ class DeviceExecutors:
         return [each for each in self.executors.values() if each.client]
 
     def idle(self) -> list[ClientExecutor]:
-        """Return the executors that no dispatched request needs, those used longest ago first."""
-        needed = {client for _, client in self.waiting.values()}
+        """Return the executors that no request needs, those used longest ago first."""
+        needed = set() if self.closing else set(self.waiting.values())
         unused = [each for each in self.executors.values() if not (each.running or each.stopping)]
+        unused = [each for each in unused if self.closing or not each.awaited]
         return sorted([each for each in unused if each.client not in needed], key=lambda each: each.turn)
 
     def loaded(self, executor: ClientExecutor, keys: Sequence[bytes]) -> tuple[bytes, ...]:

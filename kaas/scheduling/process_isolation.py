@@ -4,6 +4,9 @@ The policy inside decides as ever: it sees one executor on each device, which se
 that executor becomes one about the executor of the request's client on that device. So a device has executors of
 several clients, and a spare one, which has started ahead and serves no client yet. If a request of a client without an
 executor is dispatched to a device that has its most clients, the idle executor ends that was used longest ago.
+
+A request whose executor is not ready takes no slot: for the policy inside it fails without having had the device, and
+arrives again as a request that awaits inputs, which are there when the executor is ready. Others go meanwhile.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ class ProcessIsolation:
     def __init__(self, policy: Policy, devices: Sequence[events.PhysicalDevice]) -> None:
         self._policy = policy
         self.utilisation_every_s = getattr(policy, "utilisation_every_s", None)
-        self.why: Callable[[int], Why | None] = getattr(policy, "why", lambda _: None)
+        self._why: Callable[[int], Why | None] = getattr(policy, "why", lambda _: None)
         self._devices = {each.index: DeviceExecutors(each.index, each.client_executors or 1) for each in devices}
         self._numbers = count()
         self._turns = count(1)
@@ -41,27 +44,36 @@ class ProcessIsolation:
         self._shared: dict[int, DeviceExecutors] = {}  # the device of each executor that the policy sees
         self._etasks: dict[int, int] = {}  # the policy's numbers of eTask workers, by those of the pool
         self._requests: dict[int, events.RequestArrived] = {}
-        self._running: dict[int, tuple[int, str]] = {}  # the worker and the client of each that is in a slot
-        self._max_running: dict[str, int] = {}  # by client: a limit may come while a dispatch waits
-        self._placed: dict[int, DeviceExecutors] = {}  # the devices of those that the policy has dispatched
+        self._placed: dict[int, DeviceExecutors] = {}  # the devices of those that executors run
+        self._called: dict[int, int] = {}  # the worker of each that an eTask worker runs
+        self._awaited: dict[int, ClientExecutor] = {}  # the executors that have started for requests
         self._readers: dict[bytes, dict[str, int]] = {}  # for each object, how many requests of a client read it
         self._parts: dict[int, tuple[DividedOrder, tuple[bytes, ...]]] = {}  # of orders, by number, with their objects
         self._refused: list[DividedOrder] = []
-        self._touched: dict[DeviceExecutors, None] = {}  # devices whose waiting dispatches may go on
+        self._touched: dict[DeviceExecutors, None] = {}  # devices where executors may have to start or end
         self._inside: deque[events.Event] = deque()
         self._decisions: list[Decision] = []
+        self._now_s = 0.0
+
+    def why(self, request: int) -> Why | None:
+        """Return why a request has not gone yet, as the policy inside does."""
+        found = self._why(request)
+        if found is not None and any(request in device.waiting for device in self._devices.values()):
+            return replace(found, waits_for="an executor of its client")
+        return found
 
     def handle(self, event: events.Event) -> list[Decision]:
         """Take an event in, and return the decisions that follow."""
+        self._now_s = event.time_s
         # told with the next event: a policy that repeats a refused order at once does not do so for ever
         self._inside.extend([order.answer(event.time_s) for order in self._refused if order.shared in self._shared])
         self._refused.clear()
         self._inside.extend(self._translate(event))
         while self._inside or self._touched:
-            while self._touched:
-                self._settle(self._touched.popitem()[0], event.time_s)
             for decision in self._policy.handle(self._inside.popleft()) if self._inside else ():
                 self._carry_out(decision)
+            while self._touched and not self._inside:  # an executor that runs a request does not end for another
+                self._settle(self._touched.popitem()[0])
         decisions, self._decisions = self._decisions, []
         return decisions
 
@@ -78,7 +90,9 @@ class ProcessIsolation:
             case events.WorkerReady() if event.worker in self._etasks:
                 yield replace(event, worker=self._etasks[event.worker])
             case events.RequestCancelled():
-                yield from self._cancelled(event)
+                if event.request not in self._placed:
+                    self._unplaced(event.request)
+                yield event
             case events.WorkerReady():
                 yield from self._ready(event)
             case events.WorkerGone():
@@ -86,7 +100,6 @@ class ProcessIsolation:
             case events.WorkerAdopted():
                 # only the pool's last process knew its client
                 self._numbers = count(max(next(self._numbers), event.worker + 1))
-                self._running |= {each.request: (event.worker, each.client) for each in event.running}
                 self._decisions.append(StopWorker(event.worker))
             case events.Residency() if event.worker in self._on:
                 yield from self._moved(event, self._on[event.worker])
@@ -94,14 +107,7 @@ class ProcessIsolation:
                 yield from self._answered(event)
             case events.Residency() | events.Ordered():
                 pass  # of an adopted executor
-            case events.ClientKnown():
-                self._max_running.pop(event.client, None)
-                if event.max_running is not None:
-                    self._max_running[event.client] = event.max_running
-                self._touch_all()
-                yield event
             case events.ClientGone():
-                self._max_running.pop(event.client, None)
                 for device in self._devices.values():
                     if (executor := device.executor_of(event.client)) is not None:
                         self._stop(executor)
@@ -110,20 +116,15 @@ class ProcessIsolation:
                 yield event
 
     def _done(self, event: events.RequestDone) -> Iterator[events.Event]:
-        _, client = self._running.pop(event.request)
-        if client in self._max_running:
-            self._touch_all()
         if (device := self._placed.get(event.request)) is not None:
             del device.executors[event.worker].running[event.request]
             if device.waiting or device.closing:
                 self._touched[device] = None
             yield self._ended(event)
         elif event.worker in self._etasks:
+            del self._called[event.request]
             self._forget(event.request)
             yield structs.replace(event, worker=self._etasks[event.worker])
-
-    def _touch_all(self) -> None:
-        self._touched |= {device: None for device in self._devices.values() if device.waiting}
 
     def _read(self, request: events.RequestArrived, more: int) -> None:
         """Count that a request reads its objects, or no longer reads them."""
@@ -140,25 +141,25 @@ class ProcessIsolation:
         if (arrived := self._requests.pop(request, None)) is not None:
             self._read(arrived, -1)
 
+    def _unplaced(self, request: int) -> None:
+        """Forget a request that does not run."""
+        for device in self._devices.values():
+            device.waiting.pop(request, None)
+        self._served(request)
+        self._forget(request)
+
+    def _served(self, request: int) -> None:
+        """Take in that no executor has to be kept for a request any more."""
+        if (executor := self._awaited.pop(request, None)) is not None:
+            executor.awaited.discard(request)
+            self._touched[self._on[executor.worker]] = None
+
     def _ended(self, event: events.RequestDone) -> events.RequestDone:
-        """Forget a request that the policy has dispatched; return the event of its end."""
+        """Forget a request that an executor has run; return the event of its end."""
         device = self._placed.pop(event.request)
         self._forget(event.request)
         assert device.shared is not None, "a request is there"
         return structs.replace(event, worker=device.shared)
-
-    def _withdrawn(self, device: DeviceExecutors, request: int, outcome: Outcome, time_s: float) -> events.RequestDone:
-        """Forget a dispatch that waits for an executor: for the policy, its request runs."""
-        dispatch, _ = device.waiting.pop(request)
-        return self._ended(events.RequestDone(time_s, request, dispatch.worker, dispatch.slot, outcome, 0.0))
-
-    def _cancelled(self, event: events.RequestCancelled) -> Iterator[events.Event]:
-        device = self._placed.get(event.request)
-        yield event
-        if device is None:
-            self._forget(event.request)
-        elif event.request in device.waiting:
-            yield self._withdrawn(device, event.request, Outcome.ABANDONED, event.time_s)
 
     def _ready(self, event: events.WorkerReady) -> Iterator[events.Event]:
         device = self._on[event.worker]
@@ -170,14 +171,11 @@ class ProcessIsolation:
             yield replace(event, worker=device.shared)
 
     def _gone(self, event: events.WorkerGone) -> Iterator[events.Event]:
-        ended = [request for request, (worker, _) in self._running.items() if worker == event.worker]
-        for request in ended:
-            del self._running[request]
-        self._touch_all()
         if (device := self._on.pop(event.worker, None)) is not None:
             yield from self._executor_gone(event, device)
         elif (etask := self._etasks.pop(event.worker, None)) is not None:
-            for request in ended:
+            for request in [each for each, worker in self._called.items() if worker == event.worker]:
+                del self._called[request]
                 self._forget(request)
             yield replace(event, worker=etask)
 
@@ -189,15 +187,12 @@ class ProcessIsolation:
         device.failed = device.failed or unstarted
         for part in executor.parts:
             yield from self._part_ended(part, (), event.time_s)
-        if device.failed and not device.executors:
-            for request in [*executor.running, *device.waiting]:
-                self._placed.pop(request)
-                self._forget(request)
-            self._decisions += [Reject(request, event.reason) for request in device.waiting]
-            device.waiting.clear()
-            device.holders.clear()
-            yield self._closed(device, event)
-            return
+        for request in executor.awaited:
+            del self._awaited[request]
+        for request in list(device.waiting) if unstarted else ():
+            self._unplaced(request)
+            self._decisions.append(Reject(request, event.reason))
+            yield events.RequestCancelled(event.time_s, request)
         charged_s = dict(event.device_s)
         if left := device.left(executor, list(executor.keys)):
             yield events.Residency(event.time_s, device.shared, (), left)
@@ -205,17 +200,16 @@ class ProcessIsolation:
             device_s = charged_s.get(request, 0.0)
             ended = (request, event.worker, slot, Outcome.FAILED, device_s, device_s)
             yield self._ended(events.RequestDone(event.time_s, *ended))
-        if unstarted:
-            for request in list(device.waiting):
-                self._decisions.append(Reject(request, event.reason))
-                yield self._withdrawn(device, request, Outcome.FAILED, event.time_s)
+        if device.failed and not device.executors:
+            device.closing = event.reason or "it ended"
 
-    def _closed(self, device: DeviceExecutors, event: events.WorkerGone) -> events.WorkerGone:
-        """Take the executor from the policy's view; return the event of its end."""
-        assert device.shared is not None, "the policy sees one"
-        shared, device.shared, device.seen, device.closing = device.shared, None, False, False
+    def _close(self, device: DeviceExecutors, shared: int) -> None:
+        """Take the executor from the policy's view, which hears of its end, and of the requests that waited for it."""
         del self._shared[shared]
-        return replace(event, worker=shared)
+        self._inside.append(events.WorkerGone(self._now_s, shared, device.closing))
+        self._inside += [events.InputsReady(self._now_s, request) for request in device.waiting]
+        device.shared, device.seen, device.closing = None, False, ""
+        device.waiting.clear()
 
     def _moved(self, event: events.Residency, device: DeviceExecutors) -> Iterator[events.Event]:
         executor = device.executors[event.worker]
@@ -244,12 +238,10 @@ class ProcessIsolation:
     def _carry_out(self, decision: Decision) -> None:
         match decision:
             case Dispatch() if (device := self._shared.get(decision.worker)) is not None:
-                request = self._requests[decision.request]
-                self._placed[decision.request] = device
-                device.waiting[decision.request] = decision, request.client
-                self._touched[device] = None
+                self._dispatch(decision, device)
             case Dispatch():
-                self._send(decision, self._etask(decision.worker))
+                worker = self._called[decision.request] = self._etask(decision.worker)
+                self._decisions.append(structs.replace(decision, worker=worker))
             case StartWorker(kind=WorkerKind.EXECUTOR):
                 device = self._devices[decision.device]
                 device.shared, device.failed = decision.worker, False
@@ -260,14 +252,14 @@ class ProcessIsolation:
                 self._etasks[worker] = decision.worker
                 self._decisions.append(replace(decision, worker=worker))
             case StopWorker() if (device := self._shared.get(decision.worker)) is not None:
-                device.closing = True
+                device.closing = "stopped"
                 self._touched[device] = None
             case StopWorker():
                 self._decisions.append(StopWorker(self._etask(decision.worker)))
             case Prefetch() | Evict():
                 self._order(decision)
             case Reject():
-                self._forget(decision.request)
+                self._unplaced(decision.request)
                 self._decisions.append(decision)
             case _:
                 self._decisions.append(decision)
@@ -306,43 +298,55 @@ class ProcessIsolation:
 
     # --- executors
 
-    def _settle(self, device: DeviceExecutors, time_s: float) -> None:
-        """Send what waits to its executors; start, give away and end executors as far as that needs it."""
-        for request, (dispatch, client) in list(device.waiting.items()):
+    def _dispatch(self, dispatch: Dispatch, device: DeviceExecutors) -> None:
+        """Send a request to its client's executor, or let it wait for one without its slot."""
+        request = self._requests[dispatch.request]
+        executor = device.executor_of(request.client) or self._take(device, request.client)
+        self._touched[device] = None
+        self._served(dispatch.request)
+        if executor is not None and executor.ready:
+            for each in executor.awaited:
+                del self._awaited[each]
+            executor.awaited.clear()
+            executor.turn = next(self._turns)
+            executor.running[dispatch.request] = dispatch.slot
+            self._placed[dispatch.request] = device
+            victims = _own(dispatch.victims, executor) if dispatch.victims else ()
+            self._decisions.append(structs.replace(dispatch, worker=executor.worker, victims=victims))
+            return
+        device.waiting[dispatch.request] = request.client
+        ended = (dispatch.request, dispatch.worker, dispatch.slot, Outcome.FAILED, 0.0)
+        again = structs.replace(request, time_s=self._now_s, ready=False, attempt=request.attempt + 1)
+        self._inside += events.RequestDone(self._now_s, *ended), again
+
+    def _settle(self, device: DeviceExecutors) -> None:
+        """Let requests go that wait for executors; start, give away and end executors as far as that needs it."""
+        for request, client in list(device.waiting.items()):
             executor = device.executor_of(client) or self._take(device, client)
-            if executor is not None and executor.ready and not self._held(client):
+            if executor is not None and executor.ready:
                 del device.waiting[request]
-                executor.turn = next(self._turns)
-                executor.running[request] = dispatch.slot
-                self._send(dispatch, executor.worker, _own(dispatch.victims, executor) if dispatch.victims else ())
+                executor.awaited.add(request)
+                self._awaited[request] = executor
+                self._inside.append(events.InputsReady(self._now_s, request))
         if device.shared is None:
             return
-        without = {client for _, client in device.waiting.values() if device.executor_of(client) is None}
+        without = {client for client in device.waiting.values() if device.executor_of(client) is None}
         given = device.given()
         ending = sum(each.stopping for each in given)
         for executor in [each for each in device.idle() if each.client][: max(0, len(without) - ending)]:
             if len(given) - ending >= device.most:
                 self._stop(executor)
                 ending += 1
-        if device.executor_of("") is None and (without or not (device.closing or device.failed)):
+        if device.executor_of("") is None and not device.closing and (without or not device.failed):
             worker = next(self._numbers)
             device.executors[worker] = ClientExecutor(worker)
             self._on[worker] = device
             self._decisions.append(StartWorker(worker, WorkerKind.EXECUTOR, device.index))
         elif device.closing and not device.executors:
-            self._inside.append(self._closed(device, events.WorkerGone(time_s, -1, "stopped")))
-        elif device.closing and not without:
+            self._close(device, device.shared)
+        elif device.closing:
             for executor in device.idle():
                 self._stop(executor)
-
-    def _held(self, client: str) -> bool:
-        """Return True if a client runs as much as it may."""
-        most = self._max_running.get(client)
-        return most is not None and sum(whose == client for _, whose in self._running.values()) >= most
-
-    def _send(self, dispatch: Dispatch, worker: int, victims: tuple[bytes, ...] = ()) -> None:
-        self._running[dispatch.request] = worker, self._requests[dispatch.request].client
-        self._decisions.append(structs.replace(dispatch, worker=worker, victims=victims))
 
     def _take(self, device: DeviceExecutors, client: str) -> ClientExecutor | None:
         """Give the spare executor to a client, if the device has room for one more."""

@@ -11,10 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kaas.scheduling.checks import CheckedPolicy
-from kaas.scheduling.decisions import Decision, Dispatch, Evict, EvictTo, Policy, PolicyFactory, Prefetch, StartWorker
+from kaas.scheduling.decisions import (
+    Decision,
+    Dispatch,
+    Evict,
+    EvictTo,
+    Policy,
+    PolicyFactory,
+    Prefetch,
+    StartWorker,
+    StopWorker,
+)
 from kaas.scheduling.events import (
     ClientGone,
     Event,
+    InputsReady,
     ObjectUse,
     Ordered,
     Outcome,
@@ -143,6 +154,65 @@ def test_a_cancelled_request_does_not_wait_for_its_executor() -> None:
     assert list(world.running) == [request]
 
 
+def test_a_request_whose_executor_starts_takes_no_slot() -> None:
+    world = walled(3)
+    ada = run(world, "ada")
+    request = world.arrive("bob")
+    bob, _ = world.running[request]
+    world.finish(request)
+    (spare,) = world.starting
+    waits = world.arrive("eve")
+    why = world.policy.why(waits)
+    assert why is not None
+    assert why.waits_for == "an executor of its client"
+    for client, worker in (("ada", ada), ("bob", bob), ("ada", ada)):
+        request = world.arrive(client)
+        assert world.running == {request: (worker, 0)}
+        world.finish(request, 1.0)
+    world.up(spare)
+    assert world.running == {waits: (spare, 0)}
+
+
+def test_an_executor_that_has_started_for_a_request_stays_until_it_has_run_one() -> None:
+    world = walled(2)
+    for client in ("ada", "tom"):
+        world.known(client, priority=1)
+    ada, bob = run(world, "ada"), run(world, "bob")
+    assert run(world, "ada") == ada
+    eve = world.arrive("eve")
+    first = world.arrive("ada")
+    assert world.stopping == {bob}
+    world.gone(bob, "stopped")  # now eve has an executor, and no slot
+    tom, second = world.arrive("tom"), world.arrive("ada")
+    world.finish(first, 1.0)
+    assert world.running == {second: (ada, 0)}
+    assert not world.stopping
+    world.finish(second, 1.0)
+    assert list(world.running) == [eve]
+    assert world.stopping == {ada}
+    world.finish(eve, 1.0)
+    world.gone(ada, "stopped")
+    up_all(world)
+    assert list(world.running) == [tom]
+
+
+def test_a_policy_that_stops_its_executor_hears_again_of_requests_that_waited_for_one() -> None:
+    devices = [PhysicalDevice(0, "software", None, client_executors=1)]
+    inside = Asks([StopWorker(5)])
+    policy = CheckedPolicy(ProcessIsolation(inside, devices), devices)
+    policy.handle(Tick(0.0))
+    policy.handle(WorkerReady(0.0, 0, WorkerKind.EXECUTOR, 0, 1, 1))
+    policy.handle(RequestArrived(0.0, 0, "ada", "f"))
+    policy.handle(RequestDone(0.0, 0, 0, 0, Outcome.SUCCEEDED, 1.0))
+    policy.handle(RequestArrived(0.0, 1, "bob", "f"))
+    assert inside.heard[-1] == RequestArrived(0.0, 1, "bob", "f", ready=False, attempt=2)
+    policy.handle(Tick(1.0))
+    policy.handle(WorkerGone(1.0, 0, "stopped"))
+    inside.heard.clear()
+    policy.handle(WorkerGone(1.0, 1, "stopped"))
+    assert inside.heard == [WorkerGone(1.0, 5, "stopped"), InputsReady(1.0, 1)]
+
+
 def test_executors_of_a_client_that_has_gone_end() -> None:
     world = walled(2, devices=2)
     ada = run(world, "ada")
@@ -203,7 +273,7 @@ class Asks:
                 return [StartWorker(5, EXECUTOR, 0)]
             case Tick():
                 return self.orders
-            case RequestArrived():
+            case RequestArrived(ready=True):
                 return [Dispatch(event.request, 5, 0)]
         return []
 

@@ -240,7 +240,7 @@ class Flows(TimedFlowOrder):
             self._policy.warm.freed(flow)
 
     def ended(self, request: QueuedRequest, event: RequestDone) -> None:
-        """Take in what a run took. One that failed moves no mean, and is charged what it took beyond the mean."""
+        """Take in what a run took. One that failed moves no mean; it pays the mean at least, or nothing."""
         flow, worker = self._known.get(request.flow), request.worker
         if flow is None or worker is None:
             return
@@ -248,8 +248,8 @@ class Flows(TimedFlowOrder):
         if event.outcome is Outcome.SUCCEEDED:
             flow.ran(event, device, self._policy.given(request.function))
             return
-        took_s = event.device_s if self._policy.tau_all else event.run_s
-        flow.vt += max(0.0, took_s - self._policy.tau_s(request, flow, device)) / request.share.weight
+        beyond_s = (event.device_s if self._policy.tau_all else event.run_s) - self._policy.tau_s(request, flow, device)
+        flow.vt += (max(0.0, beyond_s) if event.device_s else beyond_s) / request.share.weight
         if flow.queue is not None:
             self._unsorted[flow] = flow.queue
 
