@@ -100,8 +100,8 @@ class Service:
             KaasError: the pool cannot be opened.
         """
         service = cls(name, config, backend, store)
-        service._router.open(service._greet)
-        service.pool.open(await service._executors.survivors() if backend.again else (), service._store)
+        service._router.open(service._greet, service._executors.left)
+        service.pool.open(await service._executors.survivors() if backend.again else (), store)
         use_huge_pages_soon()
         return service
 

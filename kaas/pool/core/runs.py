@@ -227,6 +227,8 @@ class Runs:
             ends.append((request, case, self._charge(request, case, self._ran_s(request))))
         charges = tuple((request.id, device_s) for request, _, device_s in ends if device_s)
         self._host.handle(WorkerGone(now_s, worker.id, reason, charges))
+        if worker.client and worker.walled and not (worker.running or worker.stopping):
+            self._blame_client(worker.client, f"{worker.name}: {reason}")
         for request, case, device_s in ends:
             self._settle(request, worker, reason, cause, case, device_s)
 
@@ -269,7 +271,7 @@ class Runs:
             self._host.handle(request.arrival(self._loop.time()))
 
     def _blame(self, request: Request, worker: WorkerRecord, what: str, *, function: bool) -> None:
-        """Count a fault of a request's client, and answer the queued requests that are refused from now on.
+        """Count a fault of a request's client, as `_blame_client` does.
 
         what describes the fault. function: count a fault of the request's function too.
         """
@@ -278,8 +280,12 @@ class Runs:
         if function:
             held = self._quarantine.fault(call.identity, call.label, story, call.client, call.task)
             self._events.fault(request, worker, what, self._quarantine.faults(call.identity), held)
-        if self._quarantine.client_fault(call.client, f"{call.label}: {story}"):
-            event_log.client_held(request)
+        self._blame_client(call.client, f"{call.label}: {story}")
+
+    def _blame_client(self, client: str, story: str) -> None:
+        """Count a fault of a client, and answer the queued requests that are refused from now on."""
+        if self._quarantine.client_fault(client, story):
+            event_log.client_held(client, story)
         for queued in self._requests.queued():
             refusal = self._quarantine.refusal(queued.call.identity, queued.call.client)
             if refusal is not None and queued.state is not RequestState.ENDED:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -24,8 +25,10 @@ from kaas.wire.messages import (
     Filed,
     ForgetFunction,
     Framed,
+    FromPeer,
     Named,
     RegisterFunction,
+    RequestObjects,
     ToPeer,
 )
 from kaas.wire.specs import RunRecord
@@ -37,7 +40,28 @@ the oldest functions; they are introduced again when they are needed."""
 LONGEST_S = 1e9
 """No measurement of an executor is as long."""
 
+REPLY_BYTES = 1 << 20
+"""Bytes of a message of an executor with walls, besides the outputs that the pool waits for."""
+UNASKED_AT_MOST = 256
+"""Messages of an executor with walls, from one reply to the next, that answer nothing which the pool waits for: a load
+may ask for the objects of a request that has just failed."""
+STRANGE_AT_MOST = 16
+"""Further connections that an executor's process may make; the pool lets none of them in."""
+STAGES = frozenset({"plan", "fetch", "memory", "copy_in", "kernels", "copy_out", "total", "clock", "busy"})
+"""The stages that an executor measures (`RunStats`)."""
+TIERS = frozenset({"device", "host", "store"})
+MOST = 2**53
+
 T = TypeVar("T")
+AllowedKeys = Callable[[], Collection[bytes]]
+"""Returns keys of objects."""
+
+
+def no_keys() -> Collection[bytes]:
+    """Return none."""
+    return ()
+
+
 Finish = Callable[[ExecutorReply, Sequence[Any]], T]
 """Makes the result of a call of an ExecutorReply and its frames."""
 
@@ -52,10 +76,12 @@ class ExecutorConnection:
         "_registered",
         "_registered_bytes",
         "_router",
+        "_unasked",
         "_walls",
         "device",
         "greeted",
         "peer",
+        "strange",
         "worker",
     )
 
@@ -76,7 +102,9 @@ class ExecutorConnection:
         self._router = router
         self._registered = dict.fromkeys(known, 0)
         self._registered_bytes = 0
-        self._pending: dict[int, tuple[ImmediateFuture[Any], Sequence[Any], Finish[Any]]] = {}
+        self._unasked = 0
+        self.strange = 0
+        self._pending: dict[int, _Call] = {}
         self._orphans: dict[int, asyncio.Future[RunRecord | None]] = {}
 
     def greet(self, peer: Peer) -> None:
@@ -86,12 +114,13 @@ class ExecutorConnection:
             self._registered.clear()
             self._registered_bytes = 0
         self.peer = peer
+        self._limit()
         self.greeted.set()
 
     def end(self, reason: str) -> None:
         """End all calls with WorkerLost, in a later turn of the loop: the pool handles the worker's end first."""
-        for answer, _, _ in self._pending.values():
-            self._loop.call_soon(_lose, answer, reason)
+        for call in self._pending.values():
+            self._loop.call_soon(_lose, call.answer, reason)
         for orphan in self._orphans.values():
             if not orphan.done():
                 orphan.set_exception(WorkerLost(reason))
@@ -123,15 +152,25 @@ class ExecutorConnection:
         refs: Sequence[Any],
         finish: Finish[T],
         files: Sequence[int] = (),
+        keys: AllowedKeys = no_keys,
+        nbytes: int = 0,
     ) -> ImmediateFuture[T]:
         """Send a message, and return the future of its reply.
 
-        `refs` are the attached objects; they stay alive until the reply. `files` come from `OutgoingAttachments`.
+        `refs` are the attached objects; they stay alive until the reply. `files` come from `OutgoingAttachments`. keys:
+        of objects that it may load. nbytes: of its outputs.
         """
         self.send(header, frames, files)
         answer: ImmediateFuture[T] = ImmediateFuture()
-        self._pending[number] = answer, refs, finish
+        self._pending[number] = _Call(answer, refs, finish, keys, nbytes)
+        self._limit()
         return answer
+
+    def _limit(self) -> None:
+        """Limit the size of the executor's next message, if it has walls, by what the pool waits for."""
+        if self._walls and self.peer is not None:
+            most = max([call.nbytes for call in self._pending.values()], default=0)
+            self.peer.channel.limit(REPLY_BYTES + most)
 
     def send(self, header: ToPeer, frames: Sequence[Any] = (), files: Sequence[int] = ()) -> None:
         """Send a message without a reply."""
@@ -165,27 +204,47 @@ class ExecutorConnection:
 
     # --- receiving
 
+    def check(self, message: FromPeer) -> None:
+        """Check that an executor with walls may send a message.
+
+        Raises:
+            ValueError: it may not.
+        """
+        if not self._walls:
+            return
+        match message:
+            case ExecutorReply(number=number) if number in self._pending:
+                self._unasked = 0
+                return
+            case RequestObjects(number=number) if number in self._pending:
+                self._pending[number].asks()
+                return
+            case ExecutorReply() | RequestObjects():
+                self._unasked += 1
+        if self._unasked > UNASKED_AT_MOST or not isinstance(message, ExecutorReply | RequestObjects):
+            raise ValueError(f"{self._unasked} messages that answer nothing, the last a {type(message).__name__}")
+
     def replied(self, done: ExecutorReply, frames: Sequence[Any]) -> None:
         """End a call with its reply.
 
         Raises:
             ValueError: its measurements are none. Other errors: its frames are not the outputs.
         """
-        if self._walls and done.record is not None:
-            check_measured(done.record)
         if frames and type(frames[0]) is OutOfHostMemory:  # this process has no memory for the outputs
             done, frames = msgspec.structs.replace(done, failed=True), [encode_error(frames[0])]
         call = self._pending.get(done.number)
         if call is not None:
-            answer, _, finish = call
-            result = None if answer.done() else finish(done, frames)
+            if self._walls and done.record is not None:
+                check_measured(done.record, call.keys)
+            result = None if call.answer.done() else call.finish(done, frames)
             del self._pending[done.number]  # not before: the call ends with the worker if its frames are no outputs
-            if not answer.done():
-                answer.set_result(result)
+            self._limit()
+            if not call.answer.done():
+                call.answer.set_result(result)
 
     def refs(self, number: int) -> Sequence[Any] | None:
         """Return the objects attached to a pending call, or None if the call has ended."""
-        return self._pending[number][1] if number in self._pending else None
+        return self._pending[number].refs if number in self._pending else None
 
     def orphan(self, slot: int) -> asyncio.Future[RunRecord | None]:
         """Return a future of the end of the run that an earlier process of the pool began in a slot."""
@@ -198,6 +257,28 @@ class ExecutorConnection:
         orphan = self.orphan(slot)
         if not orphan.done():
             orphan.set_result(record)
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A call without a reply. asked: how often the executor has asked for its objects."""
+
+    answer: ImmediateFuture[Any]
+    refs: Sequence[Any]
+    finish: Finish[Any]
+    keys: AllowedKeys
+    nbytes: int
+    asked: int = 0
+
+    def asks(self) -> None:
+        """Count that the executor asks for the objects.
+
+        Raises:
+            ValueError: it asks more often than it has objects to load.
+        """
+        self.asked += 1
+        if self.asked > len(self.refs):
+            raise ValueError(f"it asks {self.asked} times for {len(self.refs)} objects")
 
 
 class OutgoingAttachments:
@@ -242,15 +323,22 @@ class OutgoingAttachments:
         return place
 
 
-def check_measured(record: RunRecord) -> None:
-    """Check that the times of a record are times: sums and orders of the pool are made of them.
+def check_measured(record: RunRecord, keys: AllowedKeys) -> None:
+    """Check that a record has what an executor measures: the pool adds it up and keeps it. keys: of what it may load.
 
     Raises:
-        ValueError: they are not.
+        ValueError: it has not.
     """
     times = (record.device_s, record.occupied_s or 0.0, record.load_s, *record.stages.values())
-    if not all(0.0 <= each < LONGEST_S for each in times):
-        raise ValueError(f"no measurements: {times}")
+    times += tuple([each.seconds for each in record.kernels]) + tuple([use.seconds for use in record.tiers.values()])
+    counts = [*record.cached_bytes, *(each for use in record.tiers.values() for each in use[:-1])]
+    counts += [each.launches for each in record.kernels]
+    if not all(0.0 <= each < LONGEST_S for each in times) or not all(0 <= each < MOST for each in counts):
+        raise ValueError("no measurements")
+    if not (record.stages.keys() <= STAGES and record.tiers.keys() <= TIERS):
+        raise ValueError("measurements of nothing that an executor measures")
+    if record.loaded and not {*record.loaded} <= {*keys()}:
+        raise ValueError("objects that it was not told of")
 
 
 def _lose(answer: ImmediateFuture[Any], reason: str) -> None:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from kaas.errors import InputFailed, KaasError
-from kaas.pool.executors.executor_connection import ExecutorConnection
+from kaas.errors import KaasError
+from kaas.pool.executors.executor_connection import STRANGE_AT_MOST, AllowedKeys, ExecutorConnection, no_keys
+from kaas.pool.executors.finished_calls import direct, failed, inline, plain, unsent, whole
 from kaas.pool.executors.hosts import ExecutorHosts
 from kaas.pool.executors.payloads import OrderPayload, Payload, Survived
 from kaas.pool.executors.residents import Placed, Residents
@@ -21,9 +22,8 @@ from kaas.pool.immediate_future import ImmediateFuture
 from kaas.scheduling.decisions import EvictTo, StartWorker
 from kaas.wire import messages, specs
 from kaas.wire.connections.router import Peer, Router
-from kaas.wire.error_codec import decode_error, encode_error
+from kaas.wire.error_codec import encode_error
 from kaas.wire.messages import Block, ExecutorReply, Framed, Named
-from kaas.wire.outputs import InlineOutput
 from kaas.wire.status.status import WorkerInfo
 from kaas.worker.epochs import Adoption
 
@@ -31,6 +31,8 @@ _log = logging.getLogger(__name__)
 
 RESCUE_LIMIT_S = 10.0
 """Time limit for a worker that stops to write back its kept outputs. After it, the outputs' tasks run again."""
+LEAVING_LIMIT_S = 1.0
+"""An executor with walls has so long to end after its connection."""
 GREETING_LIMIT_S = 5.0
 """Time limit for the Hello of an adopted executor, before the executor is killed."""
 
@@ -162,8 +164,9 @@ class Executors:
             return self._collected(
                 connection, payload, connection.ask(number, header, frames, payload.refs, whole, files)
             )
-        finish = direct if payload.direct else partial(inline, function)
-        return connection.ask(number, header, frames, payload.refs, finish, files)
+        finish = partial(direct if payload.direct else inline, function)
+        nbytes = sum(function.output_bytes)
+        return connection.ask(number, header, frames, payload.refs, finish, files, payload.keys, nbytes)
 
     async def compile(self, call: WorkerCall) -> Compilation:
         """Compile the code of a call's kTask."""
@@ -201,9 +204,8 @@ class Executors:
         for function in orders.functions:
             connection.introduce(function)
         attached = [Named(ref.binary()) for ref in orders.refs]
-        return await self._ordered(
-            worker, messages.CacheCommand(next(self._numbers), attached), [orders.message], orders.refs
-        )
+        header = messages.CacheCommand(next(self._numbers), attached)
+        return await self._ordered(worker, header, [orders.message], orders.refs, orders.keys)
 
     async def prefetch(
         self, worker: int, named: Mapping[bytes, WorkerCall], victims: Sequence[bytes] = ()
@@ -216,14 +218,16 @@ class Executors:
                 ref, entry = places[key]
                 loads.append(specs.KeyedObject(key, positions.setdefault(ref, len(positions)), entry))
         decided = specs.CacheDecisionSpec(loads, [], list(victims), client=next(iter(named.values())).client)
-        return await self._decide(worker, decided, list(positions))
+        return await self._decide(worker, decided, list(positions), named.keys)
 
     async def evict(self, worker: int, keys: Sequence[bytes], to: EvictTo = EvictTo.NOTHING) -> WorkerReply:
         return await self._decide(worker, specs.CacheDecisionSpec([], list(keys), to_host=to is EvictTo.HOST))
 
-    async def _decide(self, worker: int, decided: specs.CacheDecisionSpec, refs: Sequence[Any] = ()) -> WorkerReply:
+    async def _decide(
+        self, worker: int, decided: specs.CacheDecisionSpec, refs: Sequence[Any] = (), keys: AllowedKeys = no_keys
+    ) -> WorkerReply:
         header = messages.CacheDecision(next(self._numbers), [Named(ref.binary()) for ref in refs])
-        return await self._ordered(worker, header, [specs.encode(decided)], refs)
+        return await self._ordered(worker, header, [specs.encode(decided)], refs, keys)
 
     async def write_back(self, worker: int, keys: Sequence[bytes]) -> WorkerReply:
         """Let a worker write back kept outputs, and wait until they have come."""
@@ -241,9 +245,10 @@ class Executors:
         header: messages.CacheCommand | messages.CacheDecision | messages.WriteBackOutput | messages.Discard,
         frames: Sequence[Any] = (),
         refs: Sequence[Any] = (),
+        keys: AllowedKeys = no_keys,
     ) -> WorkerReply:
-        """Return an executor's reply to a command without outputs."""
-        return await self._connection(worker).ask(header.number, header, frames, refs, plain)
+        """Return an executor's reply to a command without outputs. keys: of objects that it may load."""
+        return await self._connection(worker).ask(header.number, header, frames, refs, plain, keys=keys)
 
     def _connection(self, worker: int) -> ExecutorConnection:
         connection = self._connections.get(worker)
@@ -271,6 +276,8 @@ class Executors:
         if connection is not None:
             if peer.channel.local and not self._hosts.owns(connection.worker, peer.pid):
                 raise KaasError(f"process {peer.pid} is not worker {connection.worker}")
+            if self._walls and connection.peer is not None:
+                raise KaasError(f"worker {connection.worker} is connected already")
             self._attach(connection, peer)
         elif self._unknown_peers is not None:
             self._unknown_peers[hello.name] = _UnknownPeer(peer)
@@ -297,10 +304,29 @@ class Executors:
         try:
             self._take(connection, message, frames)
         except Exception as error:  # noqa: BLE001 - whatever it sent, the pool goes on
-            _log.warning("worker %s is ended, since it sent what no executor sends: %r", connection.worker, error)
+            self._misbehaves(connection, "it sent what no executor sends", error)
+
+    def _misbehaves(self, connection: ExecutorConnection, why: str, error: Exception | None = None) -> None:
+        if self._connections.get(connection.worker) is connection:
+            _log.warning("worker %s is ended, since %s%s", connection.worker, why, f": {error!r}" if error else "")
+            connection.end(why)
             self.kill(connection.worker)
 
+    def left(self, peer: Peer | None, pid: int) -> None:
+        """Take in that a connection of a process of this machine has ended. peer: None if it was never let in."""
+        if not self._walls:
+            return
+        if peer is None:
+            connection = self._connections.get(self._hosts.worker_of(pid))
+            if connection is not None:
+                connection.strange += 1
+                if connection.strange > STRANGE_AT_MOST:
+                    self._misbehaves(connection, "it connects again and again")
+        elif (connection := self._by_peer.get(peer)) is not None:
+            self._loop.call_later(LEAVING_LIMIT_S, self._misbehaves, connection, "it has left its connection")
+
     def _take(self, connection: ExecutorConnection, message: messages.FromPeer, frames: Sequence[Any]) -> None:
+        connection.check(message)
         match message:
             case ExecutorReply():
                 connection.replied(message, frames)
@@ -356,38 +382,3 @@ def _by_call(named: Mapping[bytes, WorkerCall]) -> Iterator[tuple[WorkerCall, li
     for key, call in named.items():
         calls.setdefault(id(call), (call, []))[1].append(key)
     yield from calls.values()
-
-
-def whole(done: ExecutorReply, frames: Sequence[Any]) -> tuple[ExecutorReply, Sequence[Any]]:
-    """Return a reply unchanged."""
-    return done, frames
-
-
-def plain(done: ExecutorReply, frames: Sequence[Any]) -> WorkerReply:
-    """Return the reply of a command without outputs."""
-    return failed(done, frames) if done.failed else WorkerReply(None, None, done.record, done.lost)
-
-
-def direct(done: ExecutorReply, frames: Sequence[Any]) -> WorkerReply:
-    """Return the reply of a run, with its frames unchanged."""
-    return failed(done, frames) if done.failed else WorkerReply(frames, None, done.record, done.lost)
-
-
-def inline(function: RegisteredFunction, done: ExecutorReply, frames: Sequence[Any]) -> WorkerReply:
-    """Return the reply of a run, with outputs that become arrays in the caller's process."""
-    if done.failed:
-        return failed(done, frames)
-    layouts = zip(frames, function.outputs, strict=True)
-    values = tuple([InlineOutput(bytes(data), dtype, shape) for data, (dtype, shape) in layouts])
-    return WorkerReply(values, None, done.record, done.lost)
-
-
-def failed(done: ExecutorReply, frames: Sequence[Any]) -> WorkerReply:
-    """Return the reply of a failed run. The cause stays encoded, since its code must not run in the pool."""
-    return WorkerReply(None, decode_error(frames[0], open_cause=False), done.record, done.lost)
-
-
-def unsent(label: str, error: OSError) -> WorkerReply:
-    """Return the reply of a run that was not sent: a program's memory is gone, or the pool has no room for it."""
-    gone = InputFailed(f"an input of {label!r} cannot be read any more: {error}", task=label, reason=str(error))
-    return WorkerReply(error=error if isinstance(error, KaasError) else gone)

@@ -49,6 +49,10 @@ class ExecutorHosts(Protocol):
         """Return True if a process on this machine may be this worker."""
         ...
 
+    def worker_of(self, pid: int) -> int:
+        """Return the worker that has a process on this machine, or that has started it; -1 if there is none."""
+        ...
+
     async def collect(self, worker: int, deferred: int, count: int) -> Sequence[Any]:
         """Return all outputs of a deferred result, for the caller of the request.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import msgspec
 from kaas.pool.functions import RegisteredFunction
 from kaas.wire import specs
 from kaas.wire.outputs import Lost
+from kaas.wire.packing import constant_key
 
 
 class Payload(msgspec.Struct, frozen=True):
@@ -28,6 +29,10 @@ class Payload(msgspec.Struct, frozen=True):
     refs: Sequence[Any] = ()
     keep: Mapping[int, bytes] = {}
     direct: bool = False
+
+    def keys(self) -> Collection[bytes]:
+        """Return the keys of the objects that the run may load."""
+        return {*self.function.places(specs.decode_invocation(self.frames[0]), self.refs), *self.keep.values()}
 
     def lost(self, key: bytes) -> Lost:
         """Return the invocation that makes a lost output again."""
@@ -47,3 +52,9 @@ class OrderPayload:
     functions: Sequence[RegisteredFunction]
     message: bytes
     refs: Sequence[Any]
+
+    def keys(self) -> Collection[bytes]:
+        """Return the keys of the objects that the command may load."""
+        entries = {binding.entry for function in self.functions for binding in function.spec.bindings}
+        constants = {constant_key(ref, entry) for ref in self.refs for entry in entries}
+        return constants | {ref.binary() for ref in self.refs}

@@ -67,9 +67,9 @@ class EventLog:
             _log.error("a function is in quarantine", extra={**_request_fields(request), "faults": faults})
 
 
-def client_held(request: Request) -> None:
-    """Log that a client's requests ended too many devices."""
-    _log.error("a client is over its budget of faults", extra=_request_fields(request))
+def client_held(client: str, story: str) -> None:
+    """Log that a client ended too many devices. story: of the last one."""
+    _log.error("a client is over its budget of faults", extra={"client": client, "reason": story})
 
 
 def failed(request: Request, error: KaasError) -> None:

@@ -24,8 +24,10 @@ BATCH = 64
 FUNCTIONS_PER_CLIENT = 1000
 """Number of functions of a client that are counted separately, in the order of their first calls. Without a limit, a
 client could exhaust the memory with new functions."""
+KERNELS_PER_FUNCTION = 4096
+"""Number of kernels of a function that are counted separately."""
 OTHERS = "(others)"
-"""The name of all further functions of a client."""
+"""The name of all further functions of a client, and of all further kernels of a function."""
 
 
 class Histogram:
@@ -112,6 +114,7 @@ class Figures:
         self.kernels: dict[tuple[str, str, int, str], tuple[int, float]] = {}
         self._flows: set[tuple[str, str]] = set()
         self._functions: dict[str, int] = {}
+        self._kernels: dict[tuple[str, str], int] = {}
 
     def add(self, entries: Iterable[LedgerEntry]) -> None:
         """Add entries."""
@@ -164,6 +167,11 @@ class Figures:
         self.tiers[where] = use if total is None else TierUse(*map(add, total, use))
 
     def _ran(self, which: tuple[str, str, int, str], launches: int, seconds: float) -> None:
+        if which not in self.kernels:
+            flow = which[:2]
+            self._kernels[flow] = self._kernels.get(flow, 0) + 1
+            if self._kernels[flow] > KERNELS_PER_FUNCTION:
+                which = *flow, -1, OTHERS
         before, so_far_s = self.kernels.get(which, (0, 0.0))
         self.kernels[which] = before + launches, so_far_s + seconds
 

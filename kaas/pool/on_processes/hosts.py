@@ -108,13 +108,14 @@ class ProcessHosts:
         child, _ = self._children.get(worker, (None, None))
         return child is not None and child.process.pid == pid
 
-    def started(self, pid: int) -> bool:
-        """Return True if a process is a worker's, or one that a worker has started."""
+    def worker_of(self, pid: int) -> int:
+        """Return the worker that has a process, or that has started it; -1 if there is none."""
         try:
             session = os.getsid(pid)
         except (ProcessLookupError, OverflowError):  # there is no such process, or it has ended
-            return False
-        return any(child.process.pid in (pid, session) for child, _ in self._children.values())
+            return -1
+        found = (worker for worker, (child, _) in self._children.items() if child.process.pid in (pid, session))
+        return next(found, -1)
 
     async def collect(self, worker: int, deferred: int, count: int) -> Sequence[Any]:
         """Raise AssertionError: only invocations by Ray have deferred results."""

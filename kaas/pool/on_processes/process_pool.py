@@ -63,7 +63,7 @@ class Machine:
                 "this process cannot be watched: the pool does not see into its PID namespace. Start the pool in the "
                 "same one, or outside of it"
             )
-        if self.hosts.started(hello.pid):
+        if self.hosts.worker_of(hello.pid) >= 0:
             raise KaasError(f"process {hello.pid} runs kernels for the pool: it is no program")
         if hello.name not in self._watched:
             on_end(asyncio.get_running_loop(), hello.pid, lambda: self._left(hello.name))

@@ -103,6 +103,10 @@ class RayHosts:
         """Return True."""
         return True
 
+    def worker_of(self, pid: int) -> int:  # noqa: ARG002
+        """Return -1."""
+        return -1
+
     async def collect(self, worker: int, deferred: int, count: int) -> Sequence[StoredOutput]:
         """Return outputs as return values of an actor's method: the pool owns them, so they outlive the executor."""
         if worker not in self._actors:

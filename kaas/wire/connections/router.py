@@ -15,6 +15,7 @@ from kaas.process_folder import ProcessFolder
 from kaas.wire import messages
 from kaas.wire.connections.connection import PROBE_BYTES, Frames
 from kaas.wire.connections.shared_memory import Inbox
+from kaas.wire.connections.stream import ANY_BYTES, Malformed
 from kaas.wire.connections.unix_sockets import UnixChannel, UnixListener
 from kaas.wire.error_codec import encode_error
 from kaas.wire.messages import Address, FromPeer, PeerHello, PoolWelcome, Refused, ToPeer
@@ -39,6 +40,10 @@ class Channel(Protocol):
 
         files: only for a local peer; closed after that.
         """
+        ...
+
+    def limit(self, nbytes: int) -> None:
+        """End the connection of a local peer if one of its next messages is longer."""
         ...
 
 
@@ -67,12 +72,14 @@ class Peer:
 
 
 Greet = Callable[[Peer, PeerHello], Receive]
+Left = Callable[[Peer | None, int], None]
 
 
 class Router:
     """Passes messages between a pool and its peers. All methods belong to the loop's thread.
 
-    Messages of unknown peers, and messages that make no sense, are dropped and counted.
+    A local peer that sends what makes no sense, or that is refused, is disconnected. From other nodes, messages of
+    unknown peers and those that make no sense are dropped and counted.
 
     Fields:
         address: once the router is open. inbox: for Blocks of peers that share. dropped: the number of messages that
@@ -95,14 +102,15 @@ class Router:
         self._peers: dict[Channel, Peer] = {}
         self._own_folder: ProcessFolder | None = None
 
-    def open(self, greet: Greet) -> None:
+    def open(self, greet: Greet, left: Left = lambda _peer, _pid: None) -> None:
         """Let peers come.
 
         `greet` hears of each peer before it is welcome, and returns the function that gets the peer's messages, or
         refuses the peer by a KaasError. It hears again of a peer whose connection was made anew, so that messages in
-        between may be lost. Neither function waits.
+        between may be lost. `left` hears of the end of each local connection, with its peer, None if it was never
+        welcome, and its process. No function waits.
         """
-        self._greet = greet
+        self._greet, self._left = greet, left
         if self._folder is None:
             temporary = tempfile.gettempdir()
             self._own_folder = ProcessFolder("kaas-pool-", temporary if len(temporary) <= MOST_LETTERS else "/tmp")
@@ -149,12 +157,14 @@ class Router:
     # --- received messages
 
     def _take_local(self, channel: UnixChannel, frames: Frames) -> None:
-        """Take a message of a local connection. The first one is PeerHello."""
+        """Take a message of a local connection. The first one is PeerHello.
+
+        Raises:
+            Malformed: it makes no sense, or the peer is refused.
+        """
         peer = self._peers.get(channel)
-        if peer is None:
-            self._greeted(channel, frames, channel.pid)
-        else:
-            self._hear(peer, frames)
+        if not (self._hear(peer, frames) if peer is not None else self._greeted(channel, frames, channel.pid)):
+            raise Malformed
 
     def _take(self, channel: Channel, frames: Frames) -> None:
         peer = self._peers.get(channel)
@@ -163,23 +173,26 @@ class Router:
         else:
             self._hear(peer, frames)
 
-    def _hear(self, peer: Peer, frames: Frames) -> None:
+    def _hear(self, peer: Peer, frames: Frames) -> bool:
+        """Take a message of a peer, and return True, if it makes sense."""
         header = _header(frames)
         if header is None or type(header) is PeerHello:
             self.dropped += 1
-        else:
-            peer.receive(peer, header, frames[1:])
+            return False
+        peer.receive(peer, header, frames[1:])
+        return True
 
-    def _greeted(self, channel: Channel, frames: Frames, pid: int | None = None) -> None:
-        """Take a peer's first message. pid: that of a local peer, by which this process knows it."""
+    def _greeted(self, channel: Channel, frames: Frames, pid: int | None = None) -> bool:
+        """Take a peer's first message; return True if it is welcome. pid: of a local peer, as this process knows it."""
         hello = _header(frames)
         if type(hello) is not PeerHello:
             self.dropped += 1
-            return
+            return False
         if pid is not None:
             hello = msgspec.structs.replace(hello, pid=pid)
         known = self._peers.get(channel)
         peer = known or Peer(channel, hello, channel.local and self._can_read(hello, frames[1:]))
+        channel.limit(ANY_BYTES)
         try:
             if hello.version != messages.VERSION:
                 differences = (f"messages: {messages.VERSION}, not {hello.version}",)
@@ -187,12 +200,13 @@ class Router:
             peer.receive = self._greet(peer, hello)
         except KaasError as error:
             self.send(peer, Refused(), [encode_error(error)])
-            return
+            return False
         self._peers[channel] = peer
         self.send(peer, PoolWelcome(self.address.epoch, peer.shares))
+        return True
 
     def _ended(self, channel: UnixChannel) -> None:
-        self._peers.pop(channel, None)
+        self._left(self._peers.pop(channel, None), channel.pid)
 
     def _can_read(self, hello: PeerHello, frames: Frames) -> bool:
         """Return True if the pool can read the peer's memory. The peer proves that it is its memory by its content."""

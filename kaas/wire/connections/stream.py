@@ -24,6 +24,7 @@ from kaas.wire.connections.connection import LARGE_BYTES, Frames
 
 CHUNK_BYTES = 64 << 10
 """Bytes received at once. A longer message has memory of its own, into which the rest is received."""
+ANY_BYTES = 1 << 62
 FRAMES_AT_MOST = 1 << 16
 """Frames of a message; bytes that announce more are no message."""
 FILES_AT_MOST = 250
@@ -50,6 +51,7 @@ class MessageStream:
     Fields:
         unread: the last `read` found bytes, so there may be more; False: what comes now is an event of the socket.
         drained: the last `read` found less than it had room for: nothing else was there then but perhaps the end.
+        limit_bytes: bytes that announce a longer message are no message.
 
     A message that this process has no memory for arrives as its header and an OutOfHostMemory. A thread that is
     interrupted within a method, by Ctrl-C, cannot know how much was done, and must close the stream.
@@ -67,6 +69,7 @@ class MessageStream:
         self._rest = b""  # of a message that has begun
         self.unread = True
         self.drained = False
+        self.limit_bytes = ANY_BYTES
         self._large: _Large | _Skipped | None = None
 
     def fileno(self) -> int:
@@ -206,6 +209,8 @@ class MessageStream:
                 break
             sizes = unpack_from(f"<{count}Q", data, at + _COUNT.size)
             following = body + sum(sizes)
+            if following - at > self.limit_bytes:
+                raise Malformed
             if following > end:
                 if following - at > CHUNK_BYTES:
                     self._large = _large(sizes, files, data[body:])

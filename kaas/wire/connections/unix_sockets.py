@@ -20,7 +20,7 @@ from kaas.wire import messages
 from kaas.wire.connections.adaptive_poll import AdaptivePoll
 from kaas.wire.connections.connection import CLOSED, ENDED, INTERRUPTED, Connection, ConnectionLost, Frames, T
 from kaas.wire.connections.shared_memory import Inbox
-from kaas.wire.connections.stream import Malformed, MessageStream, close_all
+from kaas.wire.connections.stream import CHUNK_BYTES, Malformed, MessageStream, close_all
 from kaas.wire.messages import FromPeer, PeerHello, ToPeer
 
 AT_ONCE = 64
@@ -67,9 +67,8 @@ class UnixConnection(Connection):
             raise ConnectionLost("the pool lets no peer in" if failed == errno.EAGAIN else ENDED)
         self._stream = MessageStream(self._socket, Inbox().map_file)
         self._sending, self._receiving = threading.Lock(), threading.Lock()
-        self._flushes = False
+        self._flushes, self._lost = False, ""
         self._arrived: deque[Frames] = deque()
-        self._lost = ""
         self._bell = os.eventfd(0)
         self._poll = select.epoll()
         for fd in (self._socket.fileno(), self._bell):
@@ -321,10 +320,9 @@ class UnixChannel:
             connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         )
         self._fd = connected.fileno()
-        self._over = False
-        self._flushes = False
+        self._over = self._flushes = self._goes_on = False
         self._arrived: Iterator[Frames] = iter(())
-        self._goes_on = False
+        self.limit(CHUNK_BYTES)  # until it is known whose connection it is
         loop.add_reader(self._fd, self._read)
 
     def send(self, header: ToPeer, frames: Sequence[Any], files: Sequence[int] = ()) -> bool:
@@ -344,6 +342,10 @@ class UnixChannel:
             self._loop.add_writer(self._fd, self._flush)
         return True
 
+    def limit(self, nbytes: int) -> None:
+        """Take a longer message for the end of the connection."""
+        self._stream.limit_bytes = nbytes
+
     def end(self, by_s: float) -> None:
         """Close. Sent messages still go out, if the peer takes them by this time."""
         writable = select.poll()
@@ -354,13 +356,11 @@ class UnixChannel:
         self._close()
 
     def _flush(self) -> None:
-        try:
-            gone = self._stream.flush()
-        except ConnectionError:
-            gone = True
-        if gone:
-            self._flushes = False
-            self._loop.remove_writer(self._fd)
+        with suppress(ConnectionError):
+            if not self._stream.flush():
+                return
+        self._flushes = False
+        self._loop.remove_writer(self._fd)
 
     def _read(self) -> None:
         """Take what is there, in parts: uvloop reports only once an end that left bytes unread (EPOLLERR)."""
@@ -371,6 +371,8 @@ class UnixChannel:
             if frames is not None:
                 try:
                     self._take(self, frames)
+                except Malformed:
+                    self._close()
                 except Exception as error:  # noqa: BLE001 - any error of `take`; the next message is taken too
                     self._loop.call_exception_handler({"message": "a message was not taken", "exception": error})
                 continue

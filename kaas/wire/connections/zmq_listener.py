@@ -30,7 +30,9 @@ class ZmqListener:
         endpoint: its address. server_key: public. public_key, secret_key: the pair that lets a peer in.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, host: str, greet: Take, take: Take) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, host: str, greet: Callable[[ZmqChannel, Frames], object], take: Take
+    ) -> None:
         """greet: takes messages from a peer's receiving socket. take: those from its sending socket."""
         self._greet, self._take = greet, take
         self._context: zmq.Context[Socket] = zmq.Context()
@@ -87,6 +89,9 @@ class ZmqChannel:
     def send(self, header: ToPeer, frames: Sequence[Any], files: Sequence[int] = ()) -> bool:  # noqa: ARG002 - for local peers
         """Send, and return True if the peer is there."""
         return self.listener.send(self.token + INWARD, header, frames)
+
+    def limit(self, nbytes: int) -> None:
+        """Do nothing: a peer from another node has the keys of a program."""
 
 
 def _admit(admission: Socket, public_key: bytes, version: bytes, number: bytes, *request: bytes) -> None:

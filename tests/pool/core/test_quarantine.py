@@ -233,3 +233,22 @@ def test_a_client_that_changes_its_function_after_each_fault_is_run_no_more_and_
         assert await task == "value"
 
     careful(scenario, client_faults_allowed=2)
+
+
+def test_the_end_of_a_clients_executor_that_runs_nothing_is_a_fault_of_the_client() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        async def ran() -> None:
+            task = await begin(pool.submit(call()))
+            workers.reply()
+            assert await task == "value"
+
+        await ran()
+        (ada, spare) = workers.ends
+        workers.ends[spare].set_result("killed")  # it serves no client
+        await settle()
+        await ran()
+        workers.ends[ada].set_result("killed")
+        await settle()
+        assert isinstance(await failure_of(await begin(pool.submit(call()))), Quarantined)
+
+    play(scenario, isolation="process", client_faults_allowed=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kaas.errors import KaasError
@@ -31,7 +31,8 @@ FUNCTION = RegisteredFunction.of(specs.FunctionSpec(TASK.key), TASK, b"its kTask
 LARGE = RegisteredFunction(
     "large", "large", FUNCTION.spec, FUNCTION.introduction, FUNCTION.outputs * 2, (1 << 20,) * 2, False, {}
 )
-RECORD = specs.RunRecord({"run": 1.0}, {}, [], [], 0.5)
+OUTPUT = bytes(FUNCTION.output_bytes[0])
+RECORD = specs.RunRecord({"kernels": 1.0}, {}, [], [], 0.5)
 START = StartWorker(3, WorkerKind.EXECUTOR, 1)
 ADDRESS = Address("life", "node", "ipc:///nowhere")
 MESSAGE = b"an invocation"
@@ -50,6 +51,10 @@ class Ref:
 @dataclass(frozen=True)
 class FakeChannel:
     local: bool = True
+    limits: list[int] = field(default_factory=list, compare=False)
+
+    def limit(self, nbytes: int) -> None:
+        self.limits.append(nbytes)
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,9 @@ class FakeHosts:
     def owns(self, worker: int, pid: int) -> bool:
         return worker == START.worker and pid not in self.strangers
 
+    def worker_of(self, pid: int) -> int:
+        return START.worker if pid == PEER.pid else -1
+
     def provide(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Any]] | None:
         self.supplied.append((worker, number, refs))
         if isinstance(self.has, KaasError):
@@ -147,6 +155,9 @@ class Stage:
 
     def greet(self, peer: Any = PEER, worker: int = 3) -> None:
         self.executors.greet(peer, PeerHello(1, "executor", str(worker), "once", 1))
+
+    def leave(self, peer: Any, pid: int) -> None:
+        self.executors.left(peer, pid)
 
     def say(self, message: Any, *frames: Any, peer: Any = PEER) -> None:
         self.executors.receive(peer, message, frames)

@@ -18,7 +18,18 @@ from kaas.scheduling.events import WorkerKind
 from kaas.wire import messages
 from kaas.wire.messages import ExecutorReply, RegisterFunction, RunInvocation
 from kaas.worker.epochs import Adoption, Orphan
-from tests.pool.executors.executor_stage import FUNCTION, PEER, RECORD, START, FakePeer, Stage, begin, play, small
+from tests.pool.executors.executor_stage import (
+    FUNCTION,
+    OUTPUT,
+    PEER,
+    RECORD,
+    START,
+    FakePeer,
+    Stage,
+    begin,
+    play,
+    small,
+)
 from tests.pool.fake_workers import INFO, settle
 
 # --- workers
@@ -49,7 +60,7 @@ def test_all_calls_to_a_worker_fail_when_it_ends() -> None:
         assert (stage.hosts.killed, stage.router.forgotten) == ([3], [PEER])
         with pytest.raises(WorkerLost):
             await (await stage.run(small()))
-        stage.say(ExecutorReply(1, RECORD), b"")
+        stage.say(ExecutorReply(1, RECORD), OUTPUT)
         stage.executors.kill(3)
 
     play(scenario)
@@ -69,9 +80,9 @@ def test_a_new_connection_fails_pending_calls_and_registers_functions_again() ->
             (again, RegisterFunction),
             (again, RunInvocation),
         ]
-        stage.say(ExecutorReply(2, RECORD), b"")
+        stage.say(ExecutorReply(2, RECORD), OUTPUT)
         assert not run.done()
-        stage.say(ExecutorReply(2, RECORD), b"", peer=again)
+        stage.say(ExecutorReply(2, RECORD), OUTPUT, peer=again)
         assert (await run).record == RECORD
 
     play(scenario)
@@ -86,7 +97,7 @@ def test_no_other_process_takes_the_place_of_a_worker() -> None:
         stage.say(ExecutorReply(1, RECORD), peer=FakePeer("thief", pid=7))
         await settle()
         assert not run.done()
-        stage.say(ExecutorReply(1, RECORD), b"\0" * 4)
+        stage.say(ExecutorReply(1, RECORD), OUTPUT)
         assert (await run).error is None
 
     play(scenario)

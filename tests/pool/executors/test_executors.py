@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from kaas.errors import InputFailed, KaasError, OutOfHostMemory, UnknownSymbol
-from kaas.pool.executors import executor_connection
+from kaas.errors import DeviceLost, InputFailed, KaasError, OutOfHostMemory, UnknownSymbol
+from kaas.executor.cache.tiers import TierUse
+from kaas.pool.executors import executor_connection, executors
+from kaas.pool.executors.executor_connection import REPLY_BYTES, STRANGE_AT_MOST, UNASKED_AT_MOST
 from kaas.pool.executors.payloads import Payload
 from kaas.pool.executors.residents import Placed
 from kaas.pool.executors.transport import WorkerLost
@@ -27,11 +29,14 @@ from kaas.wire.messages import (
     Filed,
     ForgetFunction,
     Framed,
+    FromPeer,
     Named,
+    Orphaned,
     ProvideObjects,
     RegisterFunction,
     RequestObjects,
     RunInvocation,
+    WrittenBack,
 )
 from tests.limits import limited
 from tests.open_files import memory_files
@@ -39,6 +44,7 @@ from tests.pool.executors.executor_stage import (
     FUNCTION,
     LARGE,
     MESSAGE,
+    OUTPUT,
     PEER,
     RECORD,
     FakeChannel,
@@ -108,7 +114,7 @@ def test_outputs_arrive_in_frames_and_become_arrays_when_unpickled() -> None:
 
     async def scenario(stage: Stage) -> None:
         run = await stage.run(small())
-        stage.say(ExecutorReply(1, RECORD), array.data)
+        stage.say(ExecutorReply(1, RECORD), array.tobytes())
         reply = await run
         assert (reply.error, reply.record, reply.lost) == (None, RECORD, "")
         (value,) = reply.value
@@ -120,12 +126,12 @@ def test_outputs_arrive_in_frames_and_become_arrays_when_unpickled() -> None:
 
 
 def test_a_caller_that_wants_frames_gets_them_unchanged() -> None:
-    data = bytearray(1 << 20)
+    data = bytearray(LARGE.output_bytes[0])
 
     async def scenario(stage: Stage) -> None:
         run = await stage.run(Payload(LARGE, [MESSAGE], direct=True))
         assert stage.router.headers()[-1] == RunInvocation(1, 0)
-        stage.say(ExecutorReply(1, RECORD), data, b"other")
+        stage.say(ExecutorReply(1, RECORD), data, bytes(LARGE.output_bytes[1]))
         value = (await run).value
         assert value[0] is data
 
@@ -175,16 +181,31 @@ def test_a_reply_reports_a_lost_device() -> None:
     play(scenario)
 
 
+def test_an_error_has_no_field_of_another_type_than_its_class_declares() -> None:
+    async def scenario(stage: Stage) -> None:
+        run = await stage.run(small())
+        lost = DeviceLost("it broke", code="seven", code_name="of its own")
+        lost.__cause__ = UnknownSymbol("no such kernel", symbol=7, near=("a",))
+        stage.say(ExecutorReply(1, failed=True), encode_error(lost))
+        error = (await run).error
+        assert isinstance(error, DeviceLost)
+        assert error.fields == {"code_name": "of its own"}
+        assert isinstance(error.__cause__, UnknownSymbol)
+        assert error.__cause__.fields == {"near": ("a",)}
+
+    play(scenario, walls=True)
+
+
 def test_replies_without_a_waiting_call_are_ignored() -> None:
     async def scenario(stage: Stage) -> None:
         run = await stage.run(small())
         stage.say(ExecutorReply(9, RECORD))
-        stage.say(ExecutorReply(1, RECORD), b"of another", peer=FakePeer("other"))
+        stage.say(ExecutorReply(1, RECORD), OUTPUT, peer=FakePeer("other"))
         assert not run.done()
         run.cancel()
         await settle()
-        stage.say(ExecutorReply(1, RECORD), b"")
-        stage.say(ExecutorReply(1, RECORD), b"")
+        stage.say(ExecutorReply(1, RECORD), OUTPUT)
+        stage.say(ExecutorReply(1, RECORD), OUTPUT)
         assert run.cancelled()
 
     play(scenario)
@@ -252,13 +273,35 @@ def test_an_executor_with_walls_gets_values_and_no_file_that_may_hold_others() -
 @pytest.mark.parametrize(
     ("message", "frames"),
     [
-        (ExecutorReply(1, RECORD), (b"\0" * 4, b"one too many")),
+        (ExecutorReply(1, RECORD), (OUTPUT, b"one too many")),
+        (ExecutorReply(1, RECORD), ()),
+        (ExecutorReply(1, RECORD), (OUTPUT[1:],)),
         (ExecutorReply(1, failed=True), ()),
-        (ExecutorReply(1, structs.replace(RECORD, device_s=float("nan"))), (b"\0" * 4,)),
-        (ExecutorReply(1, structs.replace(RECORD, load_s=-1.0)), (b"\0" * 4,)),
-        (ExecutorReply(1, structs.replace(RECORD, stages={"run": float("inf")})), (b"\0" * 4,)),
+        (ExecutorReply(1, structs.replace(RECORD, device_s=float("nan"))), (OUTPUT,)),
+        (ExecutorReply(1, structs.replace(RECORD, load_s=-1.0)), (OUTPUT,)),
+        (ExecutorReply(1, structs.replace(RECORD, stages={"plan": float("inf")})), (OUTPUT,)),
+        (ExecutorReply(1, structs.replace(RECORD, stages={"of its own": 1.0})), (OUTPUT,)),
+        (ExecutorReply(1, structs.replace(RECORD, tiers={"of its own": TierUse()})), (OUTPUT,)),
+        (ExecutorReply(1, structs.replace(RECORD, tiers={"store": TierUse(1, 2**63)})), (OUTPUT,)),
+        (ExecutorReply(1, structs.replace(RECORD, loaded=[b"made up"])), (OUTPUT,)),
+        (WrittenBack(b"k", 1), ()),
+        (Orphaned(7), ()),
     ],
-    ids=["too many outputs", "an error without its frame", "no number", "negative", "infinite"],
+    ids=[
+        "too many outputs",
+        "no output",
+        "a short output",
+        "an error without its frame",
+        "no number",
+        "negative",
+        "infinite",
+        "a stage",
+        "a tier",
+        "a size",
+        "a key",
+        "an output that it was not to keep",
+        "a run of an earlier pool",
+    ],
 )
 def test_a_worker_that_sends_what_no_executor_sends_ends_and_nothing_else(
     message: ExecutorReply, frames: tuple[bytes, ...]
@@ -269,6 +312,92 @@ def test_a_worker_that_sends_what_no_executor_sends_ends_and_nothing_else(
         with pytest.raises(WorkerLost):
             await run
         assert stage.hosts.killed == [3]
+
+    play(scenario, walls=True)
+
+
+@pytest.mark.parametrize("message", [ExecutorReply(9, RECORD), RequestObjects(9)])
+def test_a_worker_that_sends_without_end_what_nothing_waits_for_is_ended(message: FromPeer) -> None:
+    async def scenario(stage: Stage) -> None:
+        run = await stage.run(small())
+        for _ in range(UNASKED_AT_MOST):
+            stage.say(message)
+        assert not stage.hosts.killed
+        stage.say(message)
+        assert stage.hosts.killed == [3]
+        with pytest.raises(WorkerLost):
+            await run
+
+    play(scenario, walls=True)
+
+
+def test_a_worker_that_asks_again_and_again_for_objects_is_ended() -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.hosts.has = [[b"the value"]]
+        await stage.run(small(Ref(b"x")))
+        stage.say(RequestObjects(1))
+        assert not stage.hosts.killed
+        stage.say(RequestObjects(1))
+        assert stage.hosts.killed == [3]
+        assert len(stage.hosts.supplied) == 1
+
+    play(scenario, walls=True)
+
+
+def test_an_executor_with_walls_sends_no_more_bytes_than_the_pool_waits_for() -> None:
+    async def scenario(stage: Stage) -> None:
+        limits = PEER.channel.limits
+        assert limits[-1] == REPLY_BYTES
+        run = await stage.run(Payload(LARGE, [MESSAGE], direct=True))
+        assert limits[-1] == REPLY_BYTES + sum(LARGE.output_bytes)
+        stage.say(ExecutorReply(1, RECORD), *map(bytes, LARGE.output_bytes))
+        assert (await run).error is None
+        assert limits[-1] == REPLY_BYTES
+
+    play(scenario, walls=True)
+
+
+def test_an_executor_with_walls_loads_what_the_pool_named() -> None:
+    async def scenario(stage: Stage) -> None:
+        invocation = specs.Invocation(
+            FUNCTION.key, "alice", None, 0, True, {}, [], [specs.ObjectInput("x", 0, None, True)], None
+        )
+        run = await stage.run(small(Ref(b"x"), frames=[specs.encode(invocation)]))
+        stage.say(ExecutorReply(1, structs.replace(RECORD, loaded=[b"x"])), OUTPUT)
+        assert (await run).record == structs.replace(RECORD, loaded=[b"x"])
+
+    play(scenario, walls=True)
+
+
+def test_an_executor_that_connects_again_and_again_is_ended() -> None:
+    async def scenario(stage: Stage) -> None:
+        for _ in range(STRANGE_AT_MOST + 1):
+            assert not stage.hosts.killed
+            stage.leave(None, 99)  # of no executor
+            stage.leave(None, PEER.pid)
+        assert stage.hosts.killed == [3]
+
+    play(scenario, walls=True)
+
+
+def test_an_executor_with_walls_connects_once() -> None:
+    async def scenario(stage: Stage) -> None:
+        run = await stage.run(small())
+        with pytest.raises(KaasError, match="worker 3 is connected already"):
+            stage.greet(FakePeer("again"))
+        stage.say(ExecutorReply(1, RECORD), OUTPUT)
+        assert (await run).error is None
+
+    play(scenario, walls=True)
+
+
+def test_an_executor_that_leaves_its_connection_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors, "LEAVING_LIMIT_S", 0.0)
+
+    async def scenario(stage: Stage) -> None:
+        stage.leave(PEER, PEER.pid)
+        while not stage.hosts.killed:
+            await settle()
 
     play(scenario, walls=True)
 
@@ -327,7 +456,7 @@ def test_objects_that_a_cache_lacks_are_supplied() -> None:
         assert stage.router.headers()[-1] == ProvideObjects(1, error=True)
         assert decode_error(stage.router.sent[-1][2][0]).message == "nobody has it"
 
-        stage.say(ExecutorReply(1, RECORD), b"")
+        stage.say(ExecutorReply(1, RECORD), OUTPUT)
         sent = len(stage.router.sent)
         stage.say(RequestObjects(1))
         assert len(stage.router.sent) == sent

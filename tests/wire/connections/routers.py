@@ -23,12 +23,14 @@ class Running:
     """A router that notes its peers and their messages.
 
     Fields:
-        greeted, received: what came, in order. on_greet, on_receive: are called too. faults: errors out of them.
+        greeted, received, left: what came and went, in order. on_greet, on_receive: are called too. faults: errors out
+            of them.
     """
 
     def __init__(self, host: str | None = None, folder: str | None = None) -> None:
         self.greeted: queue.Queue[tuple[Peer, PeerHello]] = queue.Queue()
         self.received: queue.Queue[tuple[Peer, FromPeer, Frames]] = queue.Queue()
+        self.left: queue.Queue[tuple[Peer | None, int]] = queue.Queue()
         self.faults: queue.Queue[dict[str, Any]] = queue.Queue()
         self.on_greet: Callable[[Peer, PeerHello], None] = lambda _peer, _hello: None
         self.on_receive: Callable[[Peer, FromPeer, Frames], None] = lambda _peer, _header, _frames: None
@@ -37,7 +39,7 @@ class Running:
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
         self.router = self.do(lambda: Router(self.loop, NODE, host, folder))
-        self.do(lambda: self.router.open(self._greet))
+        self.do(lambda: self.router.open(self._greet, lambda *left: self.left.put(left)))
 
     @property
     def address(self) -> Address:

@@ -268,8 +268,9 @@ def test_memory_is_shared_where_the_pool_can_read_it(
 # --- malformed messages
 
 
-def test_malformed_messages_are_dropped(pool: Running, connection: Connection, raw: Callable[[], Raw]) -> None:
-    strangers = [raw(), raw()]
+def test_a_peer_whose_message_makes_no_sense_is_disconnected(
+    pool: Running, connection: Connection, raw: Callable[[], Raw]
+) -> None:
     hello = messages.encode(PeerHello(messages.VERSION, "client", "", "", 1))
     bad = [
         b"",
@@ -281,13 +282,16 @@ def test_malformed_messages_are_dropped(pool: Running, connection: Connection, r
         messages.encode(Submit(1)),
         bytes(LARGE_BYTES),
     ]
-    for stranger in strangers:
-        for message in bad:
-            stranger.send(message, b"and a frame")
-    connection.send(PeerHello(messages.VERSION, "client", "", "", 1))  # a second greeting
-    until(lambda: pool.do(lambda: pool.router.dropped) == 2 * len(bad) + 1)
-    strangers[0].send(hello)
-    assert messages.decode_to_peer(strangers[0].receive()[0]) == PoolWelcome(pool.address.epoch, False)
+    for message in bad:
+        stranger = raw()
+        stranger.send(message, b"and a frame")
+        assert stranger.is_closed()
+    for again in (hello, b"\xc1"):
+        welcome = raw()
+        welcome.send(hello)
+        assert messages.decode_to_peer(welcome.receive()[0]) == PoolWelcome(pool.address.epoch, False)
+        welcome.send(again)
+        assert welcome.is_closed()
     connection.send(CancelCall(1))
     assert arrived(pool)[1] == CancelCall(1)
     assert pool.faults.empty()
@@ -307,6 +311,22 @@ def test_a_peer_that_sends_no_messages_is_disconnected(
     connection.send(Submit(1))
     assert connection.receive(TIMEOUT_S) == (CallResult(1), [])
     assert pool.faults.empty()
+
+
+def test_a_message_beyond_the_limit_ends_its_connection(pool: Running, raw: Callable[[], Raw]) -> None:
+    peer = raw()
+    peer.send(messages.encode(PeerHello(messages.VERSION, "executor", "", "", 1)))
+    peer.receive()
+    known, _ = pool.greeted.get(timeout=TIMEOUT_S)
+    peer.send(messages.encode(Submit(1)), bytes(2 * LARGE_BYTES))
+    assert arrived(pool)[1] == Submit(1, [])
+    pool.do(lambda: known.channel.limit(LARGE_BYTES))
+    peer.socket.sendall(pack("<I2Q", 2, 10, 8 << 30))
+    assert peer.is_closed()
+    stranger = raw()
+    stranger.socket.sendall(pack("<IQ", 1, LARGE_BYTES))
+    assert stranger.is_closed()
+    assert [pool.left.get(timeout=TIMEOUT_S) for _ in range(2)] == [(known, os.getpid()), (None, os.getpid())]
 
 
 def test_an_error_of_the_receiver_keeps_no_message_waiting(pool: Running, connection: Connection) -> None:
