@@ -10,9 +10,7 @@ import os
 import secrets
 import sys
 import threading
-import time
 from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -28,7 +26,7 @@ from kaas.wire.status.status import WorkerInfo
 from kaas.worker.epochs import Epoch, Epochs, RunningInvocation
 from kaas.worker.huge_pages import use_huge_pages_soon
 from kaas.worker.invocation_runner import Attachments, GetInput, Introduction, InvocationRunner, evicted, same
-from softgpu.ahead import namespace
+from kaas.worker.printed_lines import PrintedLines, write_out
 
 if TYPE_CHECKING:
     from kaas.executor.executor import Executor
@@ -102,7 +100,7 @@ class ExecutorWorker:
         memory_bytes, parts = self._device.memory_bytes, options.pop("parts", 1)
         device = open_device(self._device.kind, memory_bytes=memory_bytes, parts=parts)
         softgpu.set_echo(False)
-        printed = PrintedLines(_write_out, time.monotonic)
+        printed = PrintedLines(lambda text: write_out(sys.stdout, text))
         executor = Executor(device, **options, on_write_back=self.written, on_printed=printed)
         try:
             self.serve(executor, address)
@@ -318,57 +316,3 @@ class ExecutorWorker:
             self._leaving.daemon = True
             self._leaving.start()
         return lost.message
-
-
-def _write_out(text: str) -> None:
-    with suppress(OSError):  # no process reads the output any more, or its disk is full: requests go on
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
-
-BYTES_PER_MINUTE = 64 << 10
-"""The text of one client, without prefixes. Its further text in a minute is left out."""
-MINUTE_S = 60.0
-MOST_CLIENTS = 1024
-"""Clients with a share of their own. Further clients have one share in common, so that names cost no memory."""
-
-
-class PrintedLines:
-    """Writes the text that kernels of a client have printed. Any thread may call the methods.
-
-    A line begins with its client's name. Characters that move a terminal's cursor, change its colours or begin a new
-    line are written as escapes, so that no line looks like another client's or like one of the server.
-    """
-
-    def __init__(
-        self, write: Callable[[str], object], now_s: Callable[[], float], bytes_per_minute: int = BYTES_PER_MINUTE
-    ) -> None:
-        self._write = write
-        self._now_s = now_s
-        self._bytes_per_minute = bytes_per_minute
-        self._began_s = now_s()
-        self._used: dict[str, int] = {}
-
-    def __call__(self, client: str, text: str) -> None:
-        now_s = self._now_s()
-        if now_s - self._began_s >= MINUTE_S:
-            self._began_s, self._used = now_s, {}
-        account = client if client in self._used or len(self._used) < MOST_CLIENTS else ""
-        data = text.encode(errors="replace")
-        left = max(0, self._bytes_per_minute - self._used.get(account, 0))
-        reported = self._used.get(account, 0) > self._bytes_per_minute
-        self._used[account] = self._used.get(account, 0) + len(data)
-        shown, start = data[:left].decode(errors="ignore"), f"[client {escaped(client)}] "
-        lines = [start + escaped(line) for line in shown.removesuffix("\n").split("\n")] if shown else []
-        if len(data) > left and not reported:
-            most = self._bytes_per_minute
-            lines.append(f"{start}(kernels printed more than {most} bytes in a minute: the rest is left out)")
-        if lines:
-            self._write("\n".join(lines) + "\n")
-
-
-def escaped(text: str) -> str:
-    """Return a text with an escape for each character that is not printable."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)

@@ -45,26 +45,30 @@ class Child:
         environment: Mapping[str, str] | None = None,
         files: Sequence[int] = (),
         inherited: Mapping[str, str] | None = None,
+        *,
+        pipes: bool = False,
     ) -> None:
         """
         Args:
             orders: the result of `ordered` in the child; anything that can be pickled. environment: variables besides
                 the inherited ones. files: descriptors that the child has too, by the same numbers. inherited: the
-                variables of this process's environment that the child inherits; None for all of them.
+                variables of this process's environment that the child inherits; None for all of them. pipes: what the
+                child writes to stdout and stderr comes in pipes of `process`; else it has those of this process.
 
         Raises:
             KaasError: the process cannot be started.
         """
         packed = pickle.dumps(orders)
         try:
-            self._start(module, {**(os.environ if inherited is None else inherited), **(environment or {})}, files)
+            variables = {**(os.environ if inherited is None else inherited), **(environment or {})}
+            self._start(module, variables, files, subprocess.PIPE if pipes else None)
         except OSError as error:
             raise KaasError(f"no process of {module} can be started: {error}") from error
         assert self.process.stdin is not None, "a pipe"
         with contextlib.suppress(BrokenPipeError), self.process.stdin as stdin:  # the child has ended: `ready` sees it
             stdin.write(pickle.dumps(os.getpid()) + packed)
 
-    def _start(self, module: str, environment: Mapping[str, str], files: Sequence[int]) -> None:
+    def _start(self, module: str, environment: Mapping[str, str], files: Sequence[int], output: int | None) -> None:
         self._word, child_end = socket.socketpair()
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         try:
@@ -72,6 +76,8 @@ class Child:
                 self.process = subprocess.Popen(
                     [sys.executable, "-P", "-m", module, str(child_end.fileno())],
                     stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
                     env={**environment, "PYTHONPATH": paths},
                     pass_fds=(child_end.fileno(), *files),
                     start_new_session=True,  # Ctrl-C is for the program at the terminal

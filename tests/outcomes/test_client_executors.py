@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ TRAP = """.version 8.0
   ret;
 }"""
 SAID = "INTRUDER "
+FORGED = "2030-01-01T00:00:00.000Z CRITICAL kaas.server.server: forged \x1b[2J\n"
 INTRUDER = """
 import ctypes, json, os, sys
 
@@ -80,8 +82,10 @@ def look(own):
         "others' compiled code": attempt(lambda: os.listdir(others)),
         "code for others": attempt(lambda: open({kernels!r} + "/planted", "w")),
         "its own code": attempt(lambda: bool(os.listdir(here))),
+        "files": [attempt(lambda: os.readlink("/proc/self/fd/%s" % each)) for each in range(99)],
+        "cut": attempt(lambda: os.ftruncate(2, 0)),
     }}
-    os.write(2, ("\\n{said}" + json.dumps(found) + "\\n").encode())
+    os.write(2, ("\\n{said}" + json.dumps(found) + "\\n" + {forged!r}).encode())
 
 
 class Watch:
@@ -138,7 +142,7 @@ def test_code_in_an_executor_finds_nothing_of_another_client_and_takes_no_other_
     code = tmp_path / "code"
     code.mkdir()
     kernels = str(user_cache.cache_root() / "kernels")
-    text = INTRUDER.format(backwards=secret[:16].tobytes()[::-1].hex(), said=SAID, kernels=kernels)
+    text = INTRUDER.format(backwards=secret[:16].tobytes()[::-1].hex(), said=SAID, kernels=kernels, forged=FORGED)
     (code / "sitecustomize.py").write_text(text)
     monkeypatch.syspath_prepend(str(code))
     server = Server(tmp_path, WALLS)
@@ -150,7 +154,10 @@ def test_code_in_an_executor_finds_nothing_of_another_client_and_takes_no_other_
     finally:
         server.close()
     lines = server.errors.read_text(errors="replace").splitlines()
-    found: list[dict[str, Any]] = [json.loads(line.removeprefix(SAID)) for line in lines if line.startswith(SAID)]
+    found: list[dict[str, Any]] = [json.loads(said) for line in lines if (said := line.partition(f"] {SAID}")[2])]
+    forged = [line for line in lines if "forged" in line]
+    assert forged
+    assert all(re.fullmatch(r"\[worker \d+\] 2030-.* forged \\x1b\[2J", line) for line in forged)
     alices = {each["pid"] for each in found if each["the secret"]}  # from its second request on
     assert len(alices) == 1  # where it is, it is found
     bobs = [each for each in found if each["pid"] not in alices]
@@ -161,6 +168,8 @@ def test_code_in_an_executor_finds_nothing_of_another_client_and_takes_no_other_
         assert "there is no worker 77" in each["a place that no worker has"]
         assert each["others' compiled code"].startswith("PermissionError")
         assert each["code for others"].startswith("PermissionError")
+        assert each["cut"].startswith("OSError")
+        assert not [name for name in each["files"] if name.startswith("'/") and not name.startswith("'/dev/")]
         assert each["its own code"] in ("False", "True")  # a kernel may be in the cache already
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from threading import Thread
 from typing import Any
 
@@ -20,12 +22,16 @@ from kaas.wire.status import status_codec
 from kaas.wire.status.status import WorkerInfo
 from kaas.worker.epochs import Adoption
 from kaas.worker.executor_options import executor_options
+from kaas.worker.printed_lines import PrintedLines, pass_on, write_out
 from kaas.worker.process_orders import ExecutorOrders
 from kaas.worker.processes import Child, lacks_files
 from kaas.worker.sandbox import Sandbox
 from softgpu.build import build
 from softgpu.user_cache import cache_root
 
+EXECUTOR = "kaas.worker.executor_process"
+PRINTED_BYTES_PER_MINUTE = 1 << 20
+"""Of what an executor in a sandbox writes, to stdout and to stderr: more than it lets kernels of its clients print."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 RETRY_S = 0.2
 """A process is tried again so long after this one had no file descriptor left for it."""
@@ -44,7 +50,11 @@ class ProcessHosts:
         self._sandbox = sandbox
         self._compilers = Compilers(config, sandbox) if config.isolation != "none" else None
         self._folders: dict[int, ProcessFolder] = {}  # those that executors of one client write, and no other executor
-        self._own_folders = config.isolation == "process" and sandbox is not None
+        self._walls = config.isolation == "process"
+        self._printed = [
+            PrintedLines(partial(write_out, each), bytes_per_minute=PRINTED_BYTES_PER_MINUTE, kind="worker")
+            for each in (sys.stdout, sys.stderr)
+        ]
         self._wait_s = config.start_limit_s / 2  # for file descriptors; the rest is for the start itself
         self._starting: set[int] = set()  # workers without a process
         self._children: dict[int, tuple[Child, asyncio.Future[str]]] = {}
@@ -70,7 +80,7 @@ class ProcessHosts:
         until_s = loop.time() + self._wait_s
         while start.worker in self._starting:
             try:
-                child = Child("kaas.worker.executor_process", orders, visible, inherited=inherited)
+                child = Child(EXECUTOR, orders, visible, inherited=inherited, pipes=sandbox is not None)
                 child.on_end(loop, ended.set_result, group=True)
             except KaasError as error:
                 if not lacks_files(error.__cause__) or loop.time() > until_s:
@@ -79,14 +89,19 @@ class ProcessHosts:
             else:
                 self._starting.discard(start.worker)
                 self._children[start.worker] = child, ended
-                info = status_codec.decode(await child.ready(), WorkerInfo)
-                if self._compilers is not None:
-                    self._compilers.named(info.code)
-                return info
+                if sandbox is not None:
+                    self._pass_on(str(start.worker), child)
+                return status_codec.decode(await child.ready(), WorkerInfo)
         raise KaasError(f"worker {start.worker} was ended before it had a process")
 
+    def _pass_on(self, name: str, child: Child) -> None:
+        """Print what a process in a sandbox writes, in threads: whoever reads it here may be slow."""
+        for pipe, printed in zip((child.process.stdout, child.process.stderr), self._printed, strict=True):
+            if pipe is not None:
+                Thread(target=pass_on, args=(pipe, name, printed), name="kaas-prints", daemon=True).start()
+
     def _sandbox_of(self, worker: int) -> Sandbox | None:
-        if self._sandbox is None or not self._own_folders:
+        if self._sandbox is None or not self._walls:
             return self._sandbox
         folder = self._folders[worker] = ProcessFolder("executor-", str(cache_root("kaas-executors")))
         return replace(self._sandbox, own=folder.path)
