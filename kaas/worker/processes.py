@@ -223,6 +223,15 @@ def open_all_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def threads_of(pid: int) -> int:
+    """Return the number of threads of a process, 0 if it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return int(file.read().rpartition(")")[2].split()[17])
+    except (OSError, IndexError):
+        return 0
+
+
 def lacks_files(error: BaseException | None) -> bool:
     """Return True if an error says that this process, or the machine, has no file descriptor left."""
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import site
 import sys
 import sysconfig
@@ -46,6 +47,9 @@ PASSED_ON = frozenset({"PATH", "HOME", "LANG", "TZ", "XDG_CACHE_HOME", "LD_LIBRA
 PASSED_ON_BEGIN = ("KAAS_", "SOFTGPU_", "CUDA_", "NVIDIA_", "PYTHON", "LC_", "OMP_", "OPENBLAS_", "MKL_", "MALLOC_")
 """An executor also gets variables whose names begin so. Any other variable may be a secret of the operator."""
 
+
+LIMITS = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: 4096}
+"""Limits of the process: it leaves no memory in files, and does not take all that the machine may have open."""
 
 _PR_SET_DUMPABLE = 4
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -88,6 +92,10 @@ class Sandbox:
         written_by_cuda = AccessFs.READ_FILE | AccessFs.WRITE_FILE | AccessFs.TRUNCATE
         rules.add_path_rule(Path("/proc/self/task").resolve(), access=written_by_cuda)
         rules.apply()
+        for limit, most in LIMITS.items():
+            _, allowed = resource.getrlimit(limit)
+            least = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
+            resource.setrlimit(limit, (least, least))
         _drop_capabilities()
         unreadable()
         restrict(programs=self.programs, sockets=self.sockets)

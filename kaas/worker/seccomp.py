@@ -1,7 +1,8 @@
 """The system calls that a sandboxed executor does not need, refused by Linux (seccomp, as a classic BPF program).
 
 Landlock covers files, connections and signals. It does not keep a process from forking itself away from its group, from
-running a program that lies in memory only, or from changing the limits of another process of the same user.
+running a program that lies in memory only, or from changing the limits, the processors or the priority of another
+process of the same user.
 """
 
 from __future__ import annotations
@@ -33,11 +34,16 @@ STARTS_PROGRAMS = frozenset({"fork", "vfork", "execve", "execveat", "setsid", "s
 """Those of them that a process needs that starts compilers."""
 CHECKED = {
     "x86_64": {"clone": 56, "clone3": 435, "socket": 41, "prlimit64": 302,
-               "sched_setaffinity": 203, "setpriority": 141},
+               "sched_setaffinity": 203, "sched_setparam": 142, "sched_setscheduler": 144, "sched_setattr": 314,
+               "setpriority": 141, "ioprio_set": 251},
     "aarch64": {"clone": 220, "clone3": 435, "socket": 198, "prlimit64": 261,
-                "sched_setaffinity": 122, "setpriority": 140},
+                "sched_setaffinity": 122, "sched_setparam": 118, "sched_setscheduler": 119, "sched_setattr": 274,
+                "setpriority": 140, "ioprio_set": 30},
 }  # fmt: skip
-"""Refused by their arguments."""
+"""Refused by their arguments: the last ones if they name another process or thread."""
+OF_ANOTHER = {"prlimit64": 0, "sched_setaffinity": 0, "sched_setparam": 0, "sched_setscheduler": 0, "sched_setattr": 0,
+              "setpriority": 1, "ioprio_set": 1}  # fmt: skip
+"""The argument that names one; 0 stands for the caller."""
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32 = 0x40000000
 """Numbers from this one on are of x86-64's other table, x32."""
@@ -91,10 +97,9 @@ def _instructions(machine: str, *, programs: bool, sockets: bool) -> list[bytes]
         # clone3's flags lie in memory, where no filter reads them: glibc takes the older call instead
         code += [_instruction(_EQUAL, checked["clone3"], 0, 1), _instruction(_RETURN, _ERROR | errno.ENOSYS)]
         code += _unless(checked["clone"], 0, _ANY_BIT, CLONE_THREAD)
-    code += _unless(checked["socket"], 0, _EQUAL, AF_UNIX if sockets else NO_FAMILY)
-    code += _unless(checked["prlimit64"], 0, _EQUAL, 0)
-    code += _unless(checked["sched_setaffinity"], 0, _EQUAL, 0)
-    code += _unless(checked["setpriority"], 1, _EQUAL, 0)
+    code += _unless(checked["socket"], 0, _EQUAL, AF_UNIX)
+    for name, argument in OF_ANOTHER.items():
+        code += _unless(checked[name], argument, _EQUAL, 0)
     return [*code, _instruction(_RETURN, _ALLOW)]
 
 

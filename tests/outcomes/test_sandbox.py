@@ -64,6 +64,10 @@ def look():
         "server's environment": attempt(lambda: read(f"/proc/{{server}}/environ")),
         "server's end": attempt(lambda: os.kill(server, 0)),
         "server's limits": attempt(lambda: resource.prlimit(server, resource.RLIMIT_CORE, (0, 0))),
+        "server's schedule": attempt(lambda: os.sched_setscheduler(server, os.SCHED_BATCH, os.sched_param(0))),
+        "server's parameters": attempt(lambda: os.sched_setparam(server, os.sched_param(0))),
+        "a core file": attempt(lambda: 1 / (resource.getrlimit(resource.RLIMIT_CORE)[1] != 0)),
+        "files without end": attempt(lambda: 1 / (resource.getrlimit(resource.RLIMIT_NOFILE)[1] > 4096)),
         "a process of its own": attempt(os.fork),
         "another session": attempt(os.setsid),
         "a program in memory": attempt(lambda: os.execve(os.memfd_create("program"), ["program"], {{}})),
@@ -140,7 +144,7 @@ def test_nothing_is_found_in_a_process_that_strangers_code_reaches(
     found = intrude(tmp_path, monkeypatch, {}, process)
     nothing = {"PermissionError", "ZeroDivisionError"}  # the latter for a list of files that is empty
     assert {name: what for name, what in found.items() if what not in nothing} == {}
-    assert len(found) == 22
+    assert len(found) == 25
 
 
 @pytest.mark.processes

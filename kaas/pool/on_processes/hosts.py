@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -24,14 +25,18 @@ from kaas.worker.epochs import Adoption
 from kaas.worker.executor_options import executor_options
 from kaas.worker.printed_lines import PrintedLines, pass_on, write_out
 from kaas.worker.process_orders import ExecutorOrders
-from kaas.worker.processes import Child, lacks_files
+from kaas.worker.processes import Child, lacks_files, threads_of
 from kaas.worker.sandbox import Sandbox
 from softgpu.build import build
 from softgpu.user_cache import cache_root
 
+_log = logging.getLogger(__name__)
+
 EXECUTOR = "kaas.worker.executor_process"
 PRINTED_BYTES_PER_MINUTE = 1 << 20
 """Of what an executor in a sandbox writes, to stdout and to stderr: more than it lets kernels of its clients print."""
+THREADS_AT_MOST, COUNTED_EVERY_S = 1024, 0.5
+"""Threads that an executor in a sandbox may have, and how often they are counted: Linux bounds them only by user."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 RETRY_S = 0.2
 """A process is tried again so long after this one had no file descriptor left for it."""
@@ -91,6 +96,7 @@ class ProcessHosts:
                 self._children[start.worker] = child, ended
                 if sandbox is not None:
                     self._pass_on(str(start.worker), child)
+                    self._bound(loop, start.worker)
                 return status_codec.decode(await child.ready(), WorkerInfo)
         raise KaasError(f"worker {start.worker} was ended before it had a process")
 
@@ -99,6 +105,16 @@ class ProcessHosts:
         for pipe, printed in zip((child.process.stdout, child.process.stderr), self._printed, strict=True):
             if pipe is not None:
                 Thread(target=pass_on, args=(pipe, name, printed), name="kaas-prints", daemon=True).start()
+
+    def _bound(self, loop: asyncio.AbstractEventLoop, worker: int) -> None:
+        """End an executor with more threads than it needs, again and again: a user's processes share their number."""
+        child, _ = self._children.get(worker, (None, None))
+        if child is None:
+            return
+        if (count := threads_of(child.process.pid)) > THREADS_AT_MOST:
+            _log.warning("worker %s is ended, since it has %s threads", worker, count)
+            child.kill_group()
+        loop.call_later(COUNTED_EVERY_S, self._bound, loop, worker)
 
     def _sandbox_of(self, worker: int) -> Sandbox | None:
         if self._sandbox is None or not self._walls:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
+import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,6 +78,25 @@ def test_a_start_that_fails_otherwise_is_not_tried_again(started: Callable[..., 
     with pytest.raises(KaasError, match="no process"):
         started(errno.ENOENT)
     assert FakeChild.tried == 1
+
+
+def test_an_executor_with_more_threads_than_it_needs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def begin() -> None:
+        ended = asyncio.Event()
+        process = SimpleNamespace(pid=os.getpid(), stdout=None, stderr=None)
+        child = SimpleNamespace(process=process, kill_group=ended.set)
+        machine = ProcessHosts(Config(devices=(Device("software"),)), "here")
+        loop = asyncio.get_running_loop()
+        machine._children[3] = child, loop.create_future()  # type: ignore[assignment]
+        monkeypatch.setattr(hosts, "COUNTED_EVERY_S", 0)
+        machine._bound(loop, 3)
+        await asyncio.sleep(0)
+        assert not ended.is_set()
+        monkeypatch.setattr(hosts, "THREADS_AT_MOST", threading.active_count() - 1)
+        await ended.wait()
+        machine._children.clear()
+
+    run(begin())
 
 
 def test_a_start_that_is_killed_while_it_waits_gets_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
