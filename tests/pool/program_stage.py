@@ -60,7 +60,7 @@ class FakeRouter:
         self.forgotten: list[Any] = []
         self.receivers: dict[Any, Callable[..., None]] = {}
 
-    def open(self, greet: Callable[..., Callable[..., None]]) -> None:
+    def open(self, greet: Callable[..., Callable[..., None]], left: Any) -> None:  # noqa: ARG002
         self._greet = greet
 
     def greet(self, peer: Any, hello: PeerHello) -> None:
@@ -91,6 +91,9 @@ class FakeExecutors:
 
     def receive(self, peer: Any, message: Any, frames: Sequence[Any]) -> None:  # noqa: ARG002
         self.heard.append((peer, message))
+
+    def left(self, peer: Any, pid: int) -> None:
+        pass
 
     async def survivors(self) -> list[Any]:
         return []
