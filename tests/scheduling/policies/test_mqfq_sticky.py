@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,16 @@ from hypothesis import strategies as st
 
 from kaas.errors import InvalidScenario
 from kaas.scheduling.decisions import Decision, Dispatch, Evict, EvictTo, Policy, PolicyFactory, Prefetch, WakeAt
-from kaas.scheduling.events import Event, PhysicalDevice, RequestArrived, RequestDone, Utilisation, WorkerKind
+from kaas.scheduling.events import (
+    Event,
+    FunctionKnown,
+    Outcome,
+    PhysicalDevice,
+    RequestArrived,
+    RequestDone,
+    Utilisation,
+    WorkerKind,
+)
 from kaas.scheduling.policies import mqfq_sticky
 from kaas.scheduling.policies.estimates import Mean
 from kaas.scheduling.policies.fair_share import SHORTEST_WAIT_S
@@ -499,3 +509,16 @@ def test_a_flow_whose_request_is_held_keeps_no_others_known(monkeypatch: pytest.
     assert world.queued == {held}
     world.known("held")
     assert held in world.running
+
+
+def test_a_request_that_has_not_had_the_device_takes_nothing_of_its_flows_time() -> None:
+    world = World(partial(MqfqSticky, order="least_vt"))
+    world.tick()
+    world.up(0)
+    world.feed(FunctionKnown(0.0, "f", "software", 1.0, 0.0, 0, 1))
+    others = world.arrive("cat")
+    first, second, _ = world.arrive("ada"), world.arrive("ada"), world.arrive("bob")
+    world.finish(others, 1.0)
+    assert list(world.running) == [first]
+    world.finish(first, 0.0, Outcome.FAILED)
+    assert list(world.running) == [second]

@@ -55,6 +55,17 @@ def test_the_function_names_of_a_client_are_bounded(monkeypatch: pytest.MonkeyPa
     }
 
 
+def test_the_kernels_of_a_function_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kaas.pool.observing.ledger.KERNELS_PER_FUNCTION", 2)
+    ledger = Ledger(0.0)
+    for number in range(5):
+        kernels = [KernelTime(f"made up {number}", number, 1.0, 1), KernelTime("made up 0", 0, 1.0, 1)]
+        ledger.write(LedgerEntry("f", "a", 0, "succeeded", kernels=kernels))
+    ledger.reset(1.0)
+    times = {key[2:]: seconds for key, (_, seconds) in ledger.since_the_start().kernels.items()}
+    assert times == {(0, "made up 0"): 6.0, (1, "made up 1"): 1.0, (-1, OTHERS): 3.0}
+
+
 def test_ledger() -> None:
     ledger = Ledger(10.0)
     for client, hits in (("a", 3), ("b", 1), ("a", 1)):
