@@ -101,7 +101,7 @@ class Service:
         """
         service = cls(name, config, backend, store)
         service._router.open(service._greet, service._executors.left)
-        service.pool.open(await service._executors.survivors() if backend.again else (), store)
+        service.pool.open(await service._executors.survivors() if backend.again else (), service._store)
         use_huge_pages_soon()
         return service
 

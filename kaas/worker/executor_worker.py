@@ -26,7 +26,8 @@ from kaas.wire.status.status import WorkerInfo
 from kaas.worker.epochs import Epoch, Epochs, RunningInvocation
 from kaas.worker.huge_pages import use_huge_pages_soon
 from kaas.worker.invocation_runner import Attachments, GetInput, Introduction, InvocationRunner, evicted, same
-from kaas.worker.printed_lines import PrintedLines, write_out
+from kaas.worker.processes import PrintedLines, write_out
+from softgpu.ahead import namespace
 
 if TYPE_CHECKING:
     from kaas.executor.executor import Executor

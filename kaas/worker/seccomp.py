@@ -97,7 +97,7 @@ def _instructions(machine: str, *, programs: bool, sockets: bool) -> list[bytes]
         # clone3's flags lie in memory, where no filter reads them: glibc takes the older call instead
         code += [_instruction(_EQUAL, checked["clone3"], 0, 1), _instruction(_RETURN, _ERROR | errno.ENOSYS)]
         code += _unless(checked["clone"], 0, _ANY_BIT, CLONE_THREAD)
-    code += _unless(checked["socket"], 0, _EQUAL, AF_UNIX)
+    code += _unless(checked["socket"], 0, _EQUAL, AF_UNIX if sockets else NO_FAMILY)
     for name, argument in OF_ANOTHER.items():
         code += _unless(checked[name], argument, _EQUAL, 0)
     return [*code, _instruction(_RETURN, _ALLOW)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kaas.worker.printed_lines import BYTES_PER_MINUTE
+from kaas.worker.processes import BYTES_PER_MINUTE
 from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.processes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-from kaas.worker.printed_lines import MINUTE_S, MOST_NAMES, PIPE_BYTES, PrintedLines, pass_on
+from kaas.worker.processes import MINUTE_S, MOST_NAMES, PIPE_BYTES, PrintedLines, pass_on
 from tests.timeouts import TIMEOUT_S
 
 

@@ -23,9 +23,8 @@ from kaas.wire.status import status_codec
 from kaas.wire.status.status import WorkerInfo
 from kaas.worker.epochs import Adoption
 from kaas.worker.executor_options import executor_options
-from kaas.worker.printed_lines import PrintedLines, pass_on, write_out
 from kaas.worker.process_orders import ExecutorOrders
-from kaas.worker.processes import Child, lacks_files, threads_of
+from kaas.worker.processes import Child, PrintedLines, lacks_files, pass_on, threads_of, write_out
 from kaas.worker.sandbox import Sandbox
 from softgpu.build import build
 from softgpu.user_cache import cache_root
@@ -97,7 +96,10 @@ class ProcessHosts:
                 if sandbox is not None:
                     self._pass_on(str(start.worker), child)
                     self._bound(loop, start.worker)
-                return status_codec.decode(await child.ready(), WorkerInfo)
+                info = status_codec.decode(await child.ready(), WorkerInfo)
+                if self._compilers is not None:
+                    self._compilers.named(info.code)
+                return info
         raise KaasError(f"worker {start.worker} was ended before it had a process")
 
     def _pass_on(self, name: str, child: Child) -> None:
