@@ -116,6 +116,12 @@ class Child:
             self._word.close()
             raise
 
+    def pass_on(self, name: str, to_stdout: PrintedLines, to_stderr: PrintedLines) -> None:
+        """Print what a child with pipes writes, in threads: a reader of this process's output may be slow."""
+        for pipe, printed in ((self.process.stdout, to_stdout), (self.process.stderr, to_stderr)):
+            if pipe is not None:
+                threading.Thread(target=pass_on, args=(pipe, name, printed), name="kaas-prints", daemon=True).start()
+
     def wait_ready(self) -> bytes:
         """Wait until the child is ready; return its word.
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
@@ -18,7 +20,7 @@ from kaas.pool.executors.transport import Compilation
 from kaas.process_folder import ProcessFolder
 from kaas.worker.compiler_process import Libraries
 from kaas.worker.process_orders import CompilerOrders
-from kaas.worker.processes import Child
+from kaas.worker.processes import Child, PrintedLines, write_out
 from kaas.worker.sandbox import Sandbox, available
 from softgpu.ahead import CodeAhead, adopt, compiled
 from softgpu.user_cache import KERNELS, cache_root
@@ -27,6 +29,9 @@ PROCESSES = 4
 """Compilers that run at a time; a client has one at most, and clients take turns."""
 LIMIT_BYTES = 4 << 30
 """The address space of a compiler. LLVM's library and Python take a tenth of it."""
+
+
+PRINTED = PrintedLines(partial(write_out, sys.stderr), kind="compiler")
 
 
 class Compilers:
@@ -142,7 +147,9 @@ class CompilerProcess:
             if sandbox is not None:
                 own = replace(sandbox, own=self._folder.path, programs=False, sockets=False)
                 orders, inherited = replace(orders, sandbox=own), own.environment(os.environ)
-            self._child = Child("kaas.worker.compiler_process", orders, files=(work,), inherited=inherited)
+            module, walls = "kaas.worker.compiler_process", sandbox is not None
+            self._child = Child(module, orders, files=(work,), inherited=inherited, pipes=walls)
+            self._child.pass_on(str(self._child.process.pid), PRINTED, PRINTED)
         except BaseException:
             os.close(self._work)
             self._folder.remove()

@@ -24,7 +24,7 @@ from kaas.wire.status.status import WorkerInfo
 from kaas.worker.epochs import Adoption
 from kaas.worker.executor_options import executor_options
 from kaas.worker.process_orders import ExecutorOrders
-from kaas.worker.processes import Child, PrintedLines, lacks_files, pass_on, threads_of, write_out
+from kaas.worker.processes import Child, PrintedLines, lacks_files, threads_of, write_out
 from kaas.worker.sandbox import Sandbox
 from softgpu.build import build
 from softgpu.user_cache import cache_root
@@ -94,19 +94,13 @@ class ProcessHosts:
                 self._starting.discard(start.worker)
                 self._children[start.worker] = child, ended
                 if sandbox is not None:
-                    self._pass_on(str(start.worker), child)
+                    child.pass_on(str(start.worker), *self._printed)
                     self._bound(loop, start.worker)
                 info = status_codec.decode(await child.ready(), WorkerInfo)
                 if self._compilers is not None:
                     self._compilers.named(info.code)
                 return info
         raise KaasError(f"worker {start.worker} was ended before it had a process")
-
-    def _pass_on(self, name: str, child: Child) -> None:
-        """Print what a process in a sandbox writes, in threads: whoever reads it here may be slow."""
-        for pipe, printed in zip((child.process.stdout, child.process.stderr), self._printed, strict=True):
-            if pipe is not None:
-                Thread(target=pass_on, args=(pipe, name, printed), name="kaas-prints", daemon=True).start()
 
     def _bound(self, loop: asyncio.AbstractEventLoop, worker: int) -> None:
         """End an executor with more threads than it needs, again and again: a user's processes share their number."""
