@@ -89,10 +89,7 @@ class Adaptive(Scheduler):
     def worth_least(self, reads: WorkingSet, worker: WorkerState) -> tuple[bytes, ...]:
         """Return the objects that a worker gives up for a working set."""
         orders = self._orders
-
-        def needed() -> list[WorkingSet]:
-            return [each for order in orders for each in order.needed_sets(worker)]
-
+        needed = (each for order in orders for each in order.needed_sets(worker))
         waits = orders[0].waited_for if len(orders) == 1 else lambda sets: any(each.waited_for(sets) for each in orders)
         return self.keep.victims(reads, worker.device.index, self.now_s, needed, waits)
 
@@ -137,9 +134,9 @@ class Adaptive(Scheduler):
     def destination(self, request: QueuedRequest, idle: WorkerState, local: LocalQueues) -> WorkerState | None:
         """Return the worker that a request without a `hit` goes to; None: the request was promised to a busy one.
 
-        That is a busy device with the request's memory, if the request ends there before it would end on a free device;
-        or the free device where it ends first, of equals the one that loses least. On devices of different speed a busy
-        device may lack the memory.
+        That is a busy device with the request's memory, if the wait there costs less than a load on a free device; or
+        the free device where it ends first, of equals the one that loses least. On devices of different speed a busy
+        device may lack the memory. A load delays all that wait, but relieves the busy device of those promised to it.
         """
         group, holders = request.group, request.reads.constants.whole
         some = dict.fromkeys(group.free_on(holders))
@@ -149,12 +146,18 @@ class Adaptive(Scheduler):
         if free.device.index in holders and not self.mixed:
             return free
         devices = {each.index: None for each in group.partition.devices} if self.mixed else holders
-        before_s, run_s = self.now_s + self.cost_s(request, free), self._estimates.run_s(request, free.device.spec)
-        busy = local.soonest(request, devices, self.now_s, least_s=0.0 if self.mixed else run_s, before_s=before_s)
+        run_s = self._estimates.run_s(request, free.device.spec)
+        load_s = self._estimates.load_s(request, free.device.spec)
+        end_s, least_s = self.now_s + run_s + load_s, 0.0 if self.mixed else run_s
+        others = (group.ready - len(local) - 1) / len(group.workers)
+        busy = local.soonest(request, devices, self.now_s, least_s=least_s, before_s=end_s + others * load_s)
         if busy is None:
             return free
-        # if the busy device is not free by then, the request would have ended first on the free one
-        local.promise(request, busy, before_s - self.cost_s(request, busy))
+        spared_s = others * (load_s - self._estimates.load_s(request, busy.device.spec))
+        end_s += spared_s / (1 + local.length(busy))
+        if local.ends_s(request, busy, self.now_s) >= end_s:
+            return free
+        local.promise(request, busy, end_s - self.cost_s(request, busy))  # begun later, it costs more than the load
         return None
 
     def _preference(self, request: QueuedRequest, worker: WorkerState) -> tuple[float, ...]:

@@ -7,7 +7,7 @@ only ones. An only copy that a request waits for leaves last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kaas.scheduling.policies.estimates import Estimates
 from kaas.scheduling.policies.holdings import Holdings, WorkingSet
@@ -43,7 +43,7 @@ class Keep:
         return not victims or self.loss(constants, device, now_s) < worth
 
     def victims(
-        self, reads: WorkingSet, device: int, now_s: float, kept: Callable[[], list[WorkingSet]], waits: Waits
+        self, reads: WorkingSet, device: int, now_s: float, kept: Iterable[WorkingSet], waits: Waits
     ) -> tuple[bytes, ...]:
         """Return the objects that leave a device for a working set, those worth least first.
 
@@ -52,7 +52,7 @@ class Keep:
         needed_bytes = self._needed_bytes(reads, device)
         if needed_bytes <= 0:
             return ()
-        memory, stay = self._holdings.memories[device], [reads, *kept()]
+        memory, stay = self._holdings.memories[device], [reads, *kept]
         victims: dict[bytes, None] = {}
         sets = self._by_worth(reads, device, now_s, stay, waits)
         whole = {key for constants in memory.whole for key in constants.sizes}

@@ -36,8 +36,16 @@ class LocalQueues:
         self._busy_on: dict[int, WorkerState] = {}
         self._changed: dict[WorkerState, None] = {}  # since `_busy` was last read: many more change than are read
 
+    def __len__(self) -> int:
+        """Return the number of all requests that wait for some worker."""
+        return len(self._workers)
+
     def __contains__(self, request: QueuedRequest) -> bool:
         return request.id in self._workers
+
+    def length(self, worker: WorkerState) -> int:
+        """Return the number of requests that wait for a worker."""
+        return len(self._queues.get(worker, ()))
 
     def requests(self, worker: WorkerState) -> list[QueuedRequest]:
         """Return the requests that wait for a worker, the one promised first in front."""

@@ -96,6 +96,28 @@ def test_a_promise_ends_when_the_busy_device_takes_longer_than_a_load_elsewhere(
     assert [(each.request, each.device, each.at_s) for each in result.dispatches] == [(0, 0, 0), (1, 1, 6.5)]
 
 
+@pytest.mark.parametrize(("others", "place"), [(0, (0, 4, "load")), (3, (1, 9, "hit"))])
+def test_a_load_counts_for_all_that_wait_for_the_device(others: int, place: tuple[int, float, str]) -> None:
+    """Device 0 is free at 4, where A would end at 8; device 1 has A's memory, and A would end there at 10. The load
+    keeps others waiting for three seconds of one of two devices."""
+    functions = {"A": {"memory_mb": 4, "load_s": 3, "run_s": 1}, "B": {"run_s": 1}}
+    devices = [{"memory_mb": 8, "busy_until_s": 4}, {"memory_mb": 8, "cached": ["A"], "busy_until_s": 9}]
+    told = requests((0, "A"), *[(0, "B")] * others)
+    result = run({}, devices=devices, functions=functions, requests=told)
+    (first,) = [each for each in result.dispatches if each.request == 0]
+    assert (first.device, first.at_s, first.start) == place
+
+
+def test_no_request_waits_for_a_faster_device_that_lacks_its_memory_too_because_others_wait() -> None:
+    """A loads for three seconds anywhere: it ends at 4 + 3 + 2 on the slow device, and at 6 + 3 + 1 on the fast one."""
+    functions = {"A": {"memory_mb": 4, "load_s": 3, "run_s": {"gpu": 1, "software": 2}}, "B": {"run_s": 1}}
+    devices = [{"kind": "software", "busy_until_s": 4}, {"kind": "gpu", "busy_until_s": 6}]
+    told = requests((0, "A"), *[(0, "B")] * 3)
+    result = run({}, devices=devices, functions=functions, requests=told)
+    (first,) = [each for each in result.dispatches if each.request == 0]
+    assert (first.device, first.at_s) == (0, 4)
+
+
 def test_of_devices_of_different_speed_the_one_goes_where_the_request_ends_first() -> None:
     """On the slow device A would end at 8; the fast one is free at 3, and there it ends at 4."""
     functions = {"A": {"run_s": {"gpu": 1, "software": 8}}}
