@@ -211,20 +211,18 @@ class CheckedPolicy:
             case FunctionKnown() | Tick():
                 pass
 
-    def _take(self, request: int) -> RequestArrived | None:
-        """Remove a ready request from the queue and return it; None if it is not there."""
-        queued = self._ready.pop(request, None)
-        if queued is not None and self._new.pop(request, None) is None:
-            flow = _flow(queued)
-            requests = self._flows[flow]
-            del requests[request]
-            if not requests:
-                del self._flows[flow]
-        return queued
-
     def _drop(self, request: int) -> bool:
         """Remove a request, ready or not. Return True if it was there."""
-        return (self._waiting.pop(request, None) or self._take(request)) is not None
+        queued = self._ready.pop(request, None)
+        if queued is not None and self._new.pop(request, None) is None:
+            self._leave_flow(queued)
+        return (queued or self._waiting.pop(request, None)) is not None
+
+    def _leave_flow(self, queued: RequestArrived) -> None:
+        requests = self._flows[flow := _flow(queued)]
+        del requests[queued.request]
+        if not requests:
+            del self._flows[flow]
 
     def _adopt(self, event: WorkerAdopted) -> None:
         self._require(event.worker not in self._started, f"got worker {event.worker} twice")
@@ -281,9 +279,11 @@ class CheckedPolicy:
         request, number, slot = decision.request, decision.worker, decision.slot
         if type(request) is not int or type(number) is not int or type(slot) is not int:
             self._check_numbers(decision, "request", "worker", "slot")
-        queued = self._take(request)
+        queued = self._ready.pop(request, None)
         if queued is None:
             self._fail(f"dispatched request {request}, which is not queued and ready")
+        if self._new.pop(request, None) is None:
+            self._leave_flow(queued)
         worker = self._workers.get(number)
         if worker is None or slot not in worker.free:
             self._fail(f"dispatched to {(number, slot)}, which is not free")

@@ -69,18 +69,9 @@ class Adaptive(Scheduler):
             return super().order(serves)
         made = BoostedArrivals(self, self._holdings)
         self._orders.append(made)
+        self._estimated.append(made.estimated)
+        self._recharged.append(made.recharged)
         return made
-
-    def recharged(self, share: ClientShare) -> None:
-        """Take in that a client's charge has changed."""
-        for order in self._orders:
-            if share in order.clients:
-                order.take_turns(share)
-
-    def estimated(self, function: str) -> None:
-        """Take in that a function's times have changed."""
-        for order in self._orders:
-            order.estimated(function)
 
     def victims(self, request: QueuedRequest, worker: WorkerState) -> tuple[bytes, ...]:
         """Return the objects worth least on the device; those that its local queue reads stay."""
@@ -208,7 +199,8 @@ class BoostedArrivals(BoostedScores):
 
     def at_once(self, request: QueuedRequest) -> WorkerState | None:
         """Return the free worker with the memory of a request, if all that wait are promised; None: there is none."""
-        if self._flows or self._local.overdue(self._policy.now_s) is not None:
+        overdue_s = self._local.next_overdue_s
+        if self._flows or (overdue_s is not None and overdue_s <= self._policy.now_s):
             return None
         idle = self._policy.idle_worker(request.group)
         worker = None if idle is None else self._policy.hit(request, idle)
@@ -283,6 +275,11 @@ class BoostedArrivals(BoostedScores):
         self._classes[whole].discard(queue)
         if not self._classes[whole]:
             del self._classes[whole]
+
+    def recharged(self, share: ClientShare) -> None:
+        """Take in that a client's charge has changed."""
+        if share in self.clients:
+            self.take_turns(share)
 
     def take_turns(self, share: ClientShare) -> None:
         """Let the clients go that may go now, and hold the others back."""

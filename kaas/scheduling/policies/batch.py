@@ -47,6 +47,10 @@ class Batches(FlowOrder):
         """Return the client and the function of a request."""
         return request.share, request.function
 
+    def at_once(self, request: QueuedRequest) -> WorkerState | None:
+        """Return the worker of a request that comes while no other waits: its batch would be done at once."""
+        return None if self._flows or self._batches else self._suited(request) or self._best(request.group)
+
     def drop(self, request: QueuedRequest) -> None:
         """Remove a request from its batch, or its flow."""
         worker = self._worker_of.pop(request.id, None)

@@ -48,7 +48,6 @@ class CfsAffinity(Scheduler):
         check_choice("cfs_affinity", "affinity", affinity, AFFINITIES)
         check_number("cfs_affinity", "penalty", penalty)
         check_flag("cfs_affinity", "queueing", queueing)
-        self._orders: list[EffectiveTime] = []
         super().__init__(devices)
         self._bytes = affinity == "bytes"
         self._penalty = penalty
@@ -66,13 +65,8 @@ class CfsAffinity(Scheduler):
         if serves.kind is WorkerKind.ETASK:
             return super().order(serves)
         made = EffectiveTime(self, self._holdings)
-        self._orders.append(made)
+        self._recharged.append(made.changed)
         return made
-
-    def recharged(self, share: ClientShare) -> None:
-        """Take in that the effective time of a client has changed."""
-        for order in self._orders:
-            order.changed(share)
 
     def urgency(self, group: WorkerGroup, provided: int = 0) -> tuple[float, ...]:
         """Return the order of groups: by the least device time per weight of a waiting client."""

@@ -6,14 +6,12 @@ are kept for a device of speed 1, by the kind of device.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from kaas.scheduling.events import FunctionKnown, Outcome, PhysicalDevice, RequestDone
 from kaas.scheduling.policies.state import QueuedRequest
-
-Key = TypeVar("Key")
 
 MEASURED = 20
 """Values that count alike in a mean."""
@@ -41,6 +39,15 @@ def moved(mean: float, count: int, value: float) -> float:
     return mean + (value - mean) / (count if count < MEASURED else MEASURED)
 
 
+Means = defaultdict[str, Mean]
+"""Means by kind of device. `[]` makes one that is not there, so estimates ask with `get`."""
+
+
+def means() -> Means:
+    """Return no means yet."""
+    return defaultdict(Mean)
+
+
 @dataclass(slots=True, eq=False)
 class FunctionTimes:
     """The times of one function.
@@ -53,9 +60,9 @@ class FunctionTimes:
     """
 
     given: dict[str, FunctionKnown] = field(default_factory=dict)
-    runs: dict[str, Mean] = field(default_factory=dict)
+    runs: Means = field(default_factory=means)
     device_s: Mean = field(default_factory=Mean)
-    loads: dict[str, Mean] = field(default_factory=dict)
+    loads: Means = field(default_factory=means)
     gap_s: Mean = field(default_factory=Mean)
     called_s: float | None = None
     family: str = ""
@@ -74,17 +81,20 @@ class Estimates:
         self.functions: dict[str, FunctionTimes] = {}
         self._families: dict[str, dict[str, None]] = {}
         self._lines: dict[str, dict[str, tuple[float, float]]] = {}  # intercept and slope, by family, then by kind
-        self._device_loads: dict[int, Mean] = {}
+        self._device_loads = defaultdict[int, Mean](Mean)
 
     def of(self, function: str) -> FunctionTimes:
         """Return what is known of a function, as the one called last."""
         times = self.functions.pop(function, None)
         if times is None:
-            times = FunctionTimes()
-            if len(self.functions) >= MOST_FUNCTIONS:
-                self._forget(next(iter(self.functions)))
+            times = self._new()
         self.functions[function] = times
         return times
+
+    def _new(self) -> FunctionTimes:
+        if len(self.functions) >= MOST_FUNCTIONS:
+            self._forget(next(iter(self.functions)))
+        return FunctionTimes()
 
     def _forget(self, function: str) -> None:
         times = self.functions.pop(function)
@@ -113,7 +123,10 @@ class Estimates:
 
     def called(self, function: str, time_s: float) -> None:
         """Take in that a request of a function begins: one that is cancelled before is no call."""
-        times = self.of(function)
+        times = self.functions.pop(function, None)  # as `of` does: its call would take as long as the rest
+        if times is None:
+            times = self._new()
+        self.functions[function] = times
         if times.called_s is not None:
             times.gap_s.add(time_s - times.called_s)
         times.called_s = time_s
@@ -124,28 +137,27 @@ class Estimates:
             return
         times = self.functions.get(function) or self.of(function)
         times.cost_classes = None
-        add(times.runs, device.kind, event.run_s * device.speed)
+        times.runs[device.kind].add(event.run_s * device.speed)
         times.device_s.add(event.device_s)
         if times.family:
             self._lines.pop(times.family, None)
         if event.loaded_bytes:
             per_byte_s = event.load_s / event.loaded_bytes
-            add(times.loads, device.kind, per_byte_s)
-            add(self._device_loads, device.index, per_byte_s)
+            times.loads[device.kind].add(per_byte_s)
+            self._device_loads[device.index].add(per_byte_s)
 
     # --- estimates
 
     def run_s(self, request: QueuedRequest, device: PhysicalDevice) -> float:
         """Return the seconds that a request runs on a device once its objects are there."""
         times = self.functions.get(request.function)
-        mean = None if times is None else of_kind(times.runs, device.kind)
+        if times is None:
+            return request.share.mean_s
+        mean = times.runs.get(device.kind) or of_kind(times.runs, device.kind)
         if mean is not None:
             return mean.value / device.speed
-        if times is not None and times.family:
-            line = self._line(times.family, device.kind)
-            if line is not None:
-                return max(0.0, line[0] + line[1] * times.batch) / device.speed
-        return request.share.mean_s
+        line = self._line(times.family, device.kind) if times.family else None
+        return request.share.mean_s if line is None else max(0.0, line[0] + line[1] * times.batch) / device.speed
 
     def load_s(self, request: QueuedRequest, device: PhysicalDevice) -> float:
         """Return the seconds to load the objects that a device lacks: as its function loads, else as the device."""
@@ -201,14 +213,6 @@ class Estimates:
             slope = sum((batch - middle) * run_s for batch, run_s in points) / spread if spread else 0.0
             line = lines[kind] = mean_s - slope * middle, slope
         return line
-
-
-def add(means: dict[Key, Mean], key: Key, value: float) -> None:
-    """Take a value into a mean, which is new if there is none."""
-    mean = means.get(key)
-    if mean is None:
-        mean = means[key] = Mean()
-    mean.add(value)
 
 
 def of_kind(means: Mapping[str, Mean], kind: str) -> Mean | None:

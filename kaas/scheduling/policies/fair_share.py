@@ -201,8 +201,8 @@ class FairShare(dict[str, ClientShare]):
         self._present.pop(share, None)
         self._changed.pop(share, None)
         self._newest.pop(share, None)
-        if not self._present:
-            self._floor_s = max(self._floor_s, share.time_s)
+        if not self._present and (time_s := share.charged_s / share.weight) > self._floor_s:
+            self._floor_s = time_s
 
     def _forget(self) -> None:
         """Forget absent clients, those first that are least ahead of a new one: they come back as new ones."""

@@ -246,7 +246,7 @@ class Flows(TimedFlowOrder):
             return
         device = worker.device.spec
         if event.outcome is Outcome.SUCCEEDED:
-            flow.ran(event, device, self._policy.given(request.function))
+            flow.ran(event, device, lambda: self._policy.given(request.function))
             return
         beyond_s = (event.device_s if self._policy.tau_all else event.run_s) - self._policy.tau_s(request, flow, device)
         flow.vt += (max(0.0, beyond_s) if event.device_s else beyond_s) / request.share.weight

@@ -228,7 +228,7 @@ class Placement:
         worker.group.running += 1
         if request.alone:
             worker.alone = request
-        if not worker.usable:
+        if not worker.free or worker.alone is not None:
             worker.version += 1  # its offer is no longer valid
             worker.group.close(worker)
         return slot

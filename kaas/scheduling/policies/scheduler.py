@@ -6,7 +6,7 @@ first (`urgency`), and others: each has a default here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from kaas.errors import PolicyError
@@ -61,6 +61,8 @@ class Scheduler(Explained):
         self._oversized = Oversized(self._holdings)
         self._requests = RequestTable(self._holdings)
         self._parked = Parked()
+        self._estimated: list[Callable[[str], None]] = []  # called with each function whose estimates have changed
+        self._recharged: list[Callable[[ClientShare], None]] = []  # with each client whose charge or device has changed
         self._dirty: dict[WorkerGroup, None] = {}
         self._touched: dict[Partition, None] = {}
         self._open = False
@@ -102,12 +104,6 @@ class Scheduler(Explained):
     def victims(self, request: QueuedRequest, worker: WorkerState) -> tuple[bytes, ...]:  # noqa: ARG002
         """Return the objects that a worker, which lacks some, gives up first: here those of its cache's own rule."""
         return ()
-
-    def estimated(self, function: str) -> None:
-        """Take in that the estimates of a function have changed: here no order needs them."""
-
-    def recharged(self, share: ClientShare) -> None:
-        """Take in that the charge, the means or the last device of a client have changed: here no order needs them."""
 
     def measured(self, event: events.Utilisation) -> None:
         """Take in a device's utilisation, which a policy with `utilisation_every_s` gets: here it changes nothing."""
@@ -157,7 +153,8 @@ class Scheduler(Explained):
                 self._mark_dirty_all()
             case events.FunctionKnown():
                 self._estimates.known(event)
-                self.estimated(event.function)
+                for estimated in self._estimated:
+                    estimated(event.function)
             case events.Ordered():
                 self._cache_orders.answered(event)
             case events.Utilisation():
@@ -168,7 +165,8 @@ class Scheduler(Explained):
         share = self._fair_share.know(event)
         for group in self._placement.groups.values():
             group.order.unpark(share)  # its priority may have changed
-        self.recharged(share)  # and its weight
+        for recharged in self._recharged:
+            recharged(share)  # its weight may have changed, too
         self._mark_dirty_all()
 
     def _arrive(self, event: events.RequestArrived) -> None:
@@ -234,13 +232,15 @@ class Scheduler(Explained):
             self._holdings.ended(request.brings, worker.device.index, found=found)
         self._requests.forget(request)
         self._estimates.ended(event, request.function, worker.device.spec)
-        self.estimated(request.function)
+        for estimated in self._estimated:
+            estimated(request.function)
         if share is not NO_CLIENT:
             # a request that failed before it had the device, or began in an earlier epoch, is no measure of others
             counts = request.estimate_s is not None and (event.device_s or event.outcome is not events.Outcome.FAILED)
             latency_s = None if request.arrived_s is None else event.time_s - request.arrived_s
             self._fair_share.measured(share, request.estimate_s, event.device_s, latency_s if counts else None)
-            self.recharged(share)
+            for recharged in self._recharged:
+                recharged(share)
             self._fair_share.ended(share)
         self._freed(worker, share)
 
@@ -285,7 +285,8 @@ class Scheduler(Explained):
             self._requests.forget(request)
             if request.share is not NO_CLIENT:
                 self._fair_share.lost(request.share, request.estimate_s, charged_s.get(request.id, 0.0))
-                self.recharged(request.share)
+                for recharged in self._recharged:
+                    recharged(request.share)
                 self._fair_share.ended(request.share)
                 self._freed(worker, request.share)
         worker.group.order.lost(worker)
@@ -365,8 +366,7 @@ class Scheduler(Explained):
 
     def _begin(self, request: QueuedRequest, worker: WorkerState) -> None:
         """Give a request, which does not wait, a slot of a worker."""
-        request.worker = worker
-        share = request.share
+        request.worker, share = worker, request.share
         slot = self._placement.take_slot(worker, request)
         request.estimate_s = self._fair_share.dispatched(share)
         device, reads = worker.device.spec, request.reads
@@ -381,7 +381,8 @@ class Scheduler(Explained):
             request.brings = self._holdings.dispatched(reads.sizes, device.index)
         request.dispatch = self._holdings.dispatches
         share.last_device = device.index
-        self.recharged(share)
+        for recharged in self._recharged:
+            recharged(share)
         self._placement.decisions.append(Dispatch(request.id, worker.id, slot, victims, request.promised))
         request.group.order.dispatched(request, worker)
 

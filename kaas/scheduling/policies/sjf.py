@@ -22,19 +22,13 @@ class ShortestJobFirst(Scheduler):
 
     def __init__(self, devices: Sequence[PhysicalDevice]) -> None:
         self._fastest = max(devices, key=lambda device: device.speed, default=None)
-        self._orders: list[ShortestFirst] = []
         super().__init__(devices)
 
     def order(self, serves: Serves) -> RequestOrder:  # noqa: ARG002 - eTasks go by their run times too
         """Return the order by run time."""
         made = ShortestFirst(self)
-        self._orders.append(made)
+        self._estimated.append(made.estimated)
         return made
-
-    def estimated(self, function: str) -> None:
-        """Take in that a function's mean has changed."""
-        for order in self._orders:
-            order.estimated(function)
 
     def run_s(self, request: QueuedRequest) -> float:
         """Return the seconds that a request runs on the fastest device."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
 from kaas.scheduling.events import FunctionKnown, PhysicalDevice, RequestDone
 from kaas.scheduling.policies.cache_orders import CacheOrders
-from kaas.scheduling.policies.estimates import Mean, add, of_kind
+from kaas.scheduling.policies.estimates import Mean, Means, means, of_kind
 from kaas.scheduling.policies.fair_share import SHORTEST_WAIT_S
 from kaas.scheduling.policies.holdings import NOTHING, Holdings, WorkingSet
 from kaas.scheduling.policies.locality import COMPARED, Locality
@@ -43,21 +43,21 @@ class TimedFlow:
     active: bool = False
     queue: Queue | None = None
     rests_until_s: float = 0.0
-    runs: dict[str, Mean] = field(default_factory=dict)
+    runs: Means = field(default_factory=means)
     device_s: Mean = field(default_factory=Mean)
 
-    def ran(self, event: RequestDone, device: PhysicalDevice, given: Mapping[str, FunctionKnown]) -> None:
-        """Take in what a request took. given: what was told of its function, where the flow's own times begin."""
+    def ran(self, event: RequestDone, device: PhysicalDevice, given: Callable[[], Mapping[str, FunctionKnown]]) -> None:
+        """Take in what a request took. given: returns what was told of its function, where the flow's times begin."""
         if not self.runs:
-            self.runs = {kind: Mean(known.run_s, known.observations) for kind, known in given.items()}
-        add(self.runs, device.kind, event.run_s * device.speed)
+            self.runs.update((kind, Mean(known.run_s, known.observations)) for kind, known in given().items())
+        self.runs[device.kind].add(event.run_s * device.speed)
         self.device_s.add(event.device_s)
 
     def mean_s(self, device: PhysicalDevice, *, whole: bool) -> float | None:
         """Return the seconds of its requests on a device, with loads if `whole`; None if none has ended yet."""
         if whole and self.device_s.count:
             return self.device_s.value
-        mean = of_kind(self.runs, device.kind)
+        mean = self.runs.get(device.kind) or of_kind(self.runs, device.kind)
         return None if mean is None else mean.value / device.speed
 
 

@@ -343,7 +343,8 @@ def test_flows_that_are_done_leave_nothing_behind() -> None:
         world.up(0)
         for number in range(20):
             world.finish(world.arrive(f"client {number}", f"function {number}"), 1.0)
-        (order,) = world.raw._orders  # type: ignore[attr-defined]
+        (group,) = world.raw._placement.groups.values()  # type: ignore[attr-defined]
+        order: Any = group.order
         assert not order._of_function
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import FrameType
 from typing import Any, cast
 
 import pytest
@@ -197,3 +199,29 @@ def test_an_order_with_its_own_next_request_is_asked_for_each() -> None:
     world.up(0)
     world.arrive()
     assert not world.running
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if name != "exclusive"])
+def test_a_request_that_finds_a_free_device_takes_few_calls(name: str) -> None:
+    """In a pool this code runs cold: each call, from the arrival to the end, takes some microseconds."""
+    world, calls, requests = World(POLICIES[name]), 0, 10
+
+    def count(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal calls
+        calls += event == "call" and frame.f_globals.get("__name__", "").startswith("kaas.")
+
+    def run() -> None:
+        for _ in range(requests):
+            world.time_s += 1.0
+            world.finish(world.arrive(), 0.5)
+
+    world.tick()
+    world.up(0)
+    run()
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    assert calls <= 60 * requests
