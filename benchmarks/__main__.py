@@ -16,7 +16,6 @@ _NOT_BENCHMARKS = {
     "__main__",
     "attack",
     "escaping",
-    "history",
     "isolated_pools",
     "page",
     "policy_plots",
@@ -27,6 +26,7 @@ _NOT_BENCHMARKS = {
     "station",
     "taps",
     "tenants",
+    "trends",
     "workloads",
 }
 

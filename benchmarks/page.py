@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks import history
+from benchmarks import trends
 from benchmarks.report import Bar, met
 from kaas.peers.losses import losses
 
@@ -50,13 +50,13 @@ Names with `gpu-` are the results of `make gpu`, on an NVIDIA GPU.
 def keep(result: Mapping[str, Any], where: Mapping[str, Any], folder: Path = RESULTS) -> Path:
     """Store a benchmark's report, with the machine that it was measured on (`machine`), in place of its last result.
 
-    The history gets a line (`benchmarks.history`), and figures that moved by more than noise are shown on stderr.
+    The history gets a line (`benchmarks.trends`), and figures that moved by more than noise are shown on stderr.
     """
     kept = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", "commit": _commit(), **where, **result}
     path = folder / f"{result['benchmark']}.json"
     folder.mkdir(exist_ok=True)
     path.write_text(json.dumps(kept, indent=1) + "\n")
-    for sentence in history.add(kept, path.with_suffix(".jsonl")):
+    for sentence in trends.add(kept, path.with_suffix(".jsonl")):
         print(sentence, file=sys.stderr)
     return path
 

@@ -1,4 +1,4 @@
-"""The history of each benchmark: a line for each run, and the figures that moved by more than noise.
+"""The trend of each benchmark: a line for each run, and the figures that moved by more than noise.
 
 A figure's noise on a machine is the spread of its last runs there. A bar has moved if it differs from their median by
 more than three times that spread (the median absolute deviation, scaled to a standard deviation), and by more than 5 %.

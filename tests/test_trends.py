@@ -1,11 +1,11 @@
-"""The benchmarks' history: figures that moved by more than noise are told, others are not."""
+"""The benchmarks' trends: figures that moved by more than noise are told, others are not."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from benchmarks import history
+from benchmarks import trends
 
 
 def result(value: float | str, comparison: str = "<=", **fields: Any) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def result(value: float | str, comparison: str = "<=", **fields: Any) -> dict[st
 
 def told(file: Path, *values: float | str, **fields: Any) -> list[str]:
     """The sentences about the last of these runs."""
-    return [history.add(result(value, **fields), file) for value in values][-1]
+    return [trends.add(result(value, **fields), file) for value in values][-1]
 
 
 def test_a_figure_within_its_noise_has_not_moved(tmp_path: Path) -> None:
