@@ -48,11 +48,15 @@ class Server:
         kernels_s: Mapping[str, float] | None = None,
         limits: Mapping[str, int] | None = None,
         insecure: bool = False,
+        settings: Mapping[str, Any] | None = None,
+        paths: Sequence[Path] = (),
         **pool: Any,
     ) -> None:
-        """Start the first server.
+        """Prepare the first server.
 
-        clients: names of keys. kernels_s: modelled seconds of kernels by symbol. pool: other settings of the pool.
+        Args:
+            clients: names of keys. kernels_s: modelled seconds of kernels by symbol. settings: more of the
+                configuration. paths: where its processes look for modules first. pool: other settings of the pool.
         """
         self._folder, self._host, self._port = folder, host, 0
         self._keys = {name: folder / f"{name}.toml" for name in (*clients, ADMINISTRATOR)}
@@ -67,8 +71,12 @@ class Server:
             "code": {"any": True},
             "limits": dict(limits or {}),
             "administrators": [ADMINISTRATOR],
+            **(settings or {}),
         }
         self._environment = {name: value for name, value in os.environ.items() if name != "SOFTGPU_MODEL"}
+        if paths:
+            found = [*map(str, paths), os.environ.get("PYTHONPATH", "")]
+            self._environment["PYTHONPATH"] = os.pathsep.join(filter(None, found))
         if kernels_s is not None:  # otherwise its GPU has no model: in modelled time other threads run submitted work
             model = "".join(f"{symbol} = [{seconds}, 1.0]\n" for symbol, seconds in kernels_s.items())
             (folder / "model.toml").write_text(f"[kernels]\n{model}")
@@ -136,6 +144,10 @@ class Server:
         self._running.kill()
         self._running.wait()
 
+    def wait(self) -> int:
+        """Return the exit status of the newest server once it has ended."""
+        return self._running.wait()
+
     def stop(self) -> None:
         """Stop the server as a service manager does."""
         self._running.send_signal(signal.SIGTERM)
@@ -143,7 +155,11 @@ class Server:
 
     def executors(self) -> list[int]:
         """Return the process ids of the executors."""
-        return [pid for pid in descendants(self.pid) if _argument(pid, "kaas.worker.executor_process")]
+        return self.workers("kaas.worker.executor_process")
+
+    def workers(self, module: str) -> list[int]:
+        """Return the ids of the server's processes that run a module."""
+        return [pid for pid in descendants(self.pid) if _argument(pid, module)]
 
     def compilers_s(self) -> float:
         """Return the processor seconds of its compilers that run now."""

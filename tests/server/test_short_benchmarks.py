@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.history.__main__ import NAMESPACES
+from benchmarks.history.nemesis import LONGEST_S
 from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.full
@@ -53,3 +55,22 @@ def test_hostile_clients() -> None:
     assert report["detail"]["attack, sent"] > 6_000
     assert report["detail"].keys() >= {"attack, bombs: CompileLimitExceeded"}, report
     assert report["detail"]["requests"] > 100
+
+
+def may_make_namespaces() -> bool:
+    made = ["unshare", *NAMESPACES, "mount", "-t", "tmpfs", "none", "/mnt"]
+    try:
+        return subprocess.run(made, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("isolation", ["fence", "process"])
+def test_a_history_under_faults(isolation: str) -> None:
+    if not may_make_namespaces():
+        pytest.skip("this user may not make namespaces of networks, mounts and processes")
+    report = reported("history", "--minutes", "0.5", "--isolation", isolation)
+    assert broken(report, "violations") == {}, report
+    assert report["detail"]["operations"] > 100
+    faults = {f"faults: {what}" for what in LONGEST_S} & report["detail"].keys()
+    assert len(faults) > len(LONGEST_S) / 2, "some find no victim, such as a process that has just ended"
