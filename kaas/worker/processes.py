@@ -201,7 +201,7 @@ def report_failure(file: int, error: KaasError) -> None:
 
 
 def _send(file: int, word: bytes) -> None:
-    with os.fdopen(file, "wb") as opened:
+    with contextlib.suppress(BrokenPipeError), os.fdopen(file, "wb") as opened:  # the parent has ended: none waits
         opened.write(_LENGTH.pack(len(word)) + word)
 
 

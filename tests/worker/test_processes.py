@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from kaas.errors import DeviceUnavailable, KaasError
 from kaas.pool.on_processes.process_pool import Machine
 from kaas.wire.messages import VERSION, Address, PeerHello
 from kaas.worker.process_orders import ExecutorOrders
-from kaas.worker.processes import Child, how_it_ended, on_end, pidfd
+from kaas.worker.processes import Child, how_it_ended, on_end, pidfd, report_failure, report_ready
 from tests.loops import run
 from tests.timeouts import readable
 
@@ -108,6 +109,15 @@ def test_a_child_whose_parent_ends_before_its_orders_ends_silently() -> None:
     for begun in (b"", pickle.dumps(os.getpid()), pickle.dumps(os.getpid()) + b"\x80\x04"):
         ended = subprocess.run(program, input=begun, capture_output=True, start_new_session=True, check=False)
         assert (how_it_ended(ended.returncode), ended.stderr) == ("killed by SIGKILL", b"")
+
+
+@pytest.mark.parametrize(
+    "report", [partial(report_ready, word=b""), partial(report_failure, error=KaasError("no pool"))]
+)
+def test_a_word_to_a_parent_that_has_ended_is_no_error(report: Callable[[int], None]) -> None:
+    parent_end, child_end = os.pipe()
+    os.close(parent_end)
+    report(child_end)
 
 
 @pytest.mark.processes
