@@ -4,8 +4,7 @@ A charge is durable before its reply is sent, so that each request with a reply 
 process is killed in between. A charged request without a reply is repeated under its idempotency key, and not charged
 again. Some usage may be lost, in the clients' favor. With the process: runs that had not ended after their reply (a
 deadline, a cancellation), refusals of the last `WRITE_EVERY_S`, and bytes times seconds of that time (`HOLD_EVERY_S`
-without calls). With the machine's power: charges of the last second or two.
-`kaas.server.usage.usage_file` describes the files.
+without calls). With the machine's power: charges of the last second or two. Its files: `kaas.server.usage.usage_file`.
 """
 
 from __future__ import annotations
@@ -272,11 +271,10 @@ class Meter:
 
     def failed(self, client: str, function: str, key: str, outcome: str, other: str) -> None:
         """Count a charged request with another outcome: it failed after its charge. Another run of it is charged."""
-        name, flow = self._totals.flow(client, function)
-        flow.change_outcome(outcome, other)
-        self._changes(name)
-        if key:
-            self.received(client, key)
+        charge = Charge(client, function, key, other, 0, 0, 0, 0, 0, outcome)
+        with suppress(UsageUnavailable):  # it is logged; only a server that is killed at once keeps the former charge
+            self._write_durably(charge)
+        self._count(charge)
 
     def refused(self, client: str, function: str, outcome: str, admitted: bool = False) -> None:
         """Count a request that ended without a run. admitted: True if `admit` was called for it."""
@@ -288,7 +286,9 @@ class Meter:
 
     def _count(self, charge: Charge) -> None:
         self._changes(self._totals.add(charge))
-        if charge.key:
+        if charge.instead_of:
+            self._forget_key((charge.client, charge.key))
+        elif charge.key:
             self._new_keys[charge.client, charge.key] = None
 
     def _count_repeat(self, client: str, function: str) -> None:

@@ -30,7 +30,8 @@ COMPILED = "compiled"
 
 
 class Charge(msgspec.Struct, frozen=True, array_like=True):
-    """The charge of a request. key: of idempotency; "" for none, or one not remembered. second: on the wall clock."""
+    """The charge of a request. key: of idempotency; "" for none, or one not remembered. second: on the wall clock.
+    instead_of: the outcome under which the request was charged before it failed; "" if it was not."""
 
     client: str
     function: str
@@ -41,6 +42,7 @@ class Charge(msgspec.Struct, frozen=True, array_like=True):
     bytes_out: int
     bytes_copied: int
     second: int
+    instead_of: str = ""
 
 
 class FlowUsage(msgspec.Struct, frozen=True):
@@ -138,14 +140,12 @@ class FlowCounts:
         self.bytes_in += charge.bytes_in
         self.bytes_out += charge.bytes_out
         self.bytes_copied += charge.bytes_copied
-
-    def change_outcome(self, outcome: str, other: str) -> None:
-        """Count a request that is counted under an outcome under another one."""
-        self.requests += (other not in ASK_AGAIN) - (outcome not in ASK_AGAIN)
-        self.outcomes[outcome] -= 1
-        if not self.outcomes[outcome]:
-            del self.outcomes[outcome]
-        self.outcomes[other] = self.outcomes.get(other, 0) + 1
+        former = charge.instead_of
+        if former in self.outcomes:  # else the former charge is in a damaged part of the journal
+            self.requests -= former not in ASK_AGAIN
+            self.outcomes[former] -= 1
+            if not self.outcomes[former]:
+                del self.outcomes[former]
 
     def merge(self, other: FlowUsage) -> None:
         """Add the counts of another usage."""
@@ -206,7 +206,9 @@ class Totals:
         if flow is None:
             name, flow = self.flow(*name)
         flow.add(charge)
-        if charge.key and charge.key not in self.keys.get(charge.client, ()):
+        if charge.instead_of:
+            self.forget(charge.client, charge.key)
+        elif charge.key and charge.key not in self.keys.get(charge.client, ()):
             self.remember(charge.client, charge.key)
         return name
 

@@ -152,6 +152,36 @@ async def test_a_retryable_request_is_charged_only_when_it_ran(folder: Path) -> 
 
 
 @in_loop
+async def test_a_request_that_fails_after_its_charge_is_not_charged_although_the_server_is_killed(folder: Path) -> None:
+    meter = opened(folder)
+    for _ in range(2):  # as long as the disk is full, its client repeats it
+        meter.admit("a")
+        assert meter.ended("a", "f", "k", "succeeded", 1, 1, 2, ran(1.0))
+        meter.failed("a", "f", "k", "succeeded", "StateUnavailable")
+    killed(meter)
+    for _ in range(2):  # out of the journal, then out of the file
+        meter = opened(folder)
+        (flow,) = meter.usage().flows
+        assert (flow.requests, flow.outcomes, flow.device_s) == (0, {"StateUnavailable": 2}, 2.0)
+        await meter.close()
+    meter = opened(folder)
+    meter.admit("a")
+    assert meter.ended("a", "f", "k", "succeeded", 1, 1, 2, ran(1.0))
+    await meter.close()
+    (flow,) = read_usage(folder).flows
+    assert (flow.requests, flow.outcomes) == (1, {"StateUnavailable": 2, "succeeded": 1})
+
+
+@in_loop
+async def test_a_failure_whose_charge_is_damaged_takes_nothing_back(folder: Path) -> None:
+    meter = opened(folder)
+    meter.failed("a", "f", "k", "succeeded", "StateUnavailable")
+    await meter.close()
+    (flow,) = read_usage(folder).flows
+    assert (flow.requests, flow.outcomes) == (0, {"StateUnavailable": 1})
+
+
+@in_loop
 async def test_a_request_that_was_refused_after_all_gives_its_place_back(folder: Path) -> None:
     meter = opened(folder)
     meter.grant("a", Quotas(concurrent_requests=1))
@@ -222,6 +252,7 @@ operations = st.lists(
     st.one_of(
         st.tuples(st.just("ask"), st.integers(0, 8), st.integers(1, 10**12)),
         st.tuples(st.just("answer lost"), st.integers(0, 8), st.integers(1, 10**12)),
+        st.tuples(st.just("not stored"), st.integers(0, 8), st.integers(1, 10**12)),
         st.tuples(st.just("torn"), st.integers(0, 8), st.integers(1, 60)),
         st.sampled_from([("fold",), ("killed",), ("killed before commit",), ("killed before delete",), ("closed",)]),
     ),
@@ -237,6 +268,7 @@ def test_charges_are_exact_wherever_the_process_ends(steps: list[tuple[Any, ...]
     folder = tmp_path / "state"
     shutil.rmtree(folder, ignore_errors=True)
     expected: dict[str, int] = {}  # device time by key
+    failed: list[int] = []  # device time of those whose outputs could not be stored
 
     async def run() -> None:
         meter = opened(folder)
@@ -251,6 +283,13 @@ def test_charges_are_exact_wherever_the_process_ends(steps: list[tuple[Any, ...]
                     if step[0] == "ask":
                         continue
                     killed(meter)
+                case ("not stored", number, nanoseconds):
+                    key = f"key {number}"
+                    meter.admit("a")
+                    if meter.ended("a", "f", key, "succeeded", 3, 5, 8, ran(nanoseconds / 1e9)):
+                        meter.failed("a", "f", key, "succeeded", "StateUnavailable")
+                        failed.append(nanoseconds)
+                    continue
                 case ("torn", number, cut):  # killed in the system call, before the reply
                     journal = meter._journal or meter._begin()
                     whole = journal.size_bytes
@@ -278,9 +317,11 @@ def test_charges_are_exact_wherever_the_process_ends(steps: list[tuple[Any, ...]
             meter = opened(folder)
             assert meter.usage().flows == seen.flows
         for flow in meter.usage().flows:
-            assert (flow.requests, flow.outcomes) == (len(expected), {"succeeded": len(expected)} if expected else {})
-            assert flow.device_ns == sum(expected.values())
-            assert (flow.bytes_in, flow.bytes_out) == (3 * len(expected), 5 * len(expected))
+            ended = {"succeeded": len(expected), "StateUnavailable": len(failed)}
+            assert (flow.requests, Counter(flow.outcomes)) == (len(expected), Counter(ended))
+            assert flow.device_ns == sum(expected.values()) + sum(failed)
+            ran_count = len(expected) + len(failed)
+            assert (flow.bytes_in, flow.bytes_out) == (3 * ran_count, 5 * ran_count)
         await meter.close()
 
     asyncio.run(run())
