@@ -159,11 +159,11 @@ class Server:
 
     def workers(self, module: str) -> list[int]:
         """Return the ids of the server's processes that run a module."""
-        return [pid for pid in descendants(self.pid) if _argument(pid, module)]
+        return [pid for pid in descendants(self.pid) if runs(pid, module)]
 
     def compilers_s(self) -> float:
         """Return the processor seconds of its compilers that run now."""
-        pids = [pid for pid in descendants(self.pid) if _argument(pid, "kaas.worker.compiler_process")]
+        pids = [pid for pid in descendants(self.pid) if runs(pid, "kaas.worker.compiler_process")]
         return sum(map(_processor_s, pids))
 
     def charged(self) -> Counter[str]:
@@ -213,9 +213,10 @@ class Memory:
         return found
 
 
-def _argument(pid: int, wanted: str) -> bool:
+def runs(pid: int, module: str) -> bool:
+    """Return whether a process runs a module of Python."""
     try:
-        return wanted.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except (FileNotFoundError, ProcessLookupError):
         return False
 
@@ -250,11 +251,15 @@ def _kb(pid: int, field: str) -> int:
 
 def descendants(pid: int) -> Iterator[int]:
     """Return the processes that this process has started, and those that they have started."""
-    try:
-        children = [int(child) for path in Path(f"/proc/{pid}/task").iterdir()
-                    for child in (path / "children").read_text().split()]  # fmt: skip
-    except (FileNotFoundError, ProcessLookupError):
-        return
-    for child in children:
+    for child in children(pid):
         yield child
         yield from descendants(child)
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes whose parent is this process; none if it has ended."""
+    try:
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return [int(child) for path in tasks for child in (path / "children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []

@@ -6,8 +6,9 @@ nothing but that it happens once at most, at any time after its begin.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -239,51 +240,55 @@ def _fits(state: State, does: bool) -> State:
 # --- charges
 
 
+class Bounds:
+    """The least and the most requests of one function in a client's usage, at any time."""
+
+    def __init__(self, history: History, stories: Sequence[Story]) -> None:
+        self._least_s = sorted(story.result.at_s for story in stories if story.result is not None)
+        self._most_s = sorted(
+            attempt.at_s
+            for story in stories
+            for attempt in story.attempts
+            if attempt.attempt == 1 or _again(history, story, attempt)
+        )
+
+    def at(self, asked_s: float, answered_s: float) -> tuple[int, int]:
+        """Return both for a look: results that had come before it, and requests that had begun by its end."""
+        return bisect_left(self._least_s, asked_s), bisect_left(self._most_s, answered_s)
+
+
 def charges(history: History) -> Iterator[Violation]:
-    """Each client's requests in the usage are those with an answer, each once, and never fewer than before."""
-    seen: dict[tuple[str, str], int] = {}
-    by_function: dict[tuple[str, str], list[Story]] = defaultdict(list)
+    """Each client's requests in the usage are those with a result, each once.
+
+    A request with an error may be charged, or not, as its kernels have run or not. A look may find a charge that is
+    taken back later, as the outputs could not be stored.
+    """
+    stories: dict[tuple[str, str], list[Story]] = defaultdict(list)
     for story in history.stories.values():
         _, thread, _ = story.operation.name.split("/")
         if story.operation.do in CALLS:
-            by_function[story.operation.client, f"{story.operation.do}-{thread}"].append(story)
-    for event in history.charged:
-        for function in {name for client, name in by_function if client == event.client}:
+            stories[story.operation.client, f"{story.operation.do}-{thread}"].append(story)
+    bounds = {of: Bounds(history, found) for of, found in stories.items()}
+    for of, bound in bounds.items():
+        client, function = of
+        for event in history.charged:
+            if event.client != client:
+                continue
             charged = event.requests.get(function, 0)
-            stories = by_function[event.client, function]
-            least = sum(bool(_answered(story, event.asked_s)) for story in stories)
-            most = sum(_most(history, story, event.at_s) for story in stories)
+            least, most = bound.at(event.asked_s, event.at_s)
             if not least <= charged <= most:
-                words = f"{function} of {event.client}: {charged} requests, not {least} to {most}"
+                words = f"{function} of {client}: {charged} requests, not {least} to {most}"
                 yield Violation("charges", words, event.at_s)
-            before = seen.get((event.client, function), 0)
-            if charged < before:
-                words = f"{function} of {event.client}: {charged} requests after {before}"
-                yield Violation("charges", words, event.at_s)
-            seen[event.client, function] = charged
-
-
-def _answered(story: Story, until_s: float) -> bool:
-    """Return whether a result came until then."""
-    return story.result is not None and story.result.at_s < until_s
-
-
-def _most(history: History, story: Story, until_s: float) -> int:
-    """Return the most charges of a request until then: one, and one more for each answer that came again."""
-    attempts = [attempt for attempt in story.attempts if attempt.at_s < until_s]
-    return min(len(attempts), 1 + sum(_again(history, story, attempt) for attempt in attempts))
+                break  # later looks say the same
 
 
 def _again(history: History, story: Story, attempt: Invoked) -> bool:
-    """Return whether an attempt may be a request of its own: an earlier one was answered, and the answer is not kept,
-    since the server was killed, or it was an error after which the request runs again."""
-    earlier = [answer for answer in story.answers.values() if answer.at_s < attempt.at_s]
+    """Return whether an attempt may be a request of its own: an earlier one had its answer, and the server, which was
+    killed since, has forgotten it."""
     ended = story.answers.get(attempt.attempt)
     until_s = history.ends_s if ended is None else ended.at_s
-    return any(
-        answer.outcome != "ok" or history.restarted(story.attempts[answer.attempt - 1].at_s, until_s)
-        for answer in earlier
-    )
+    earlier = [answer.attempt for answer in story.answers.values() if answer.at_s < attempt.at_s]
+    return any(history.restarted(story.attempts[number - 1].at_s, until_s) for number in earlier)
 
 
 # --- time

@@ -17,7 +17,7 @@ import numpy as np
 import kaas
 
 PTX = Path(__file__).parent.parent / "kernels" / "advance.ptx"
-ELEMENTS = (1024, 48 << 10)
+ELEMENTS = (1024, 17 << 10)
 """The elements of the arrays of each thread: the bytes of the second thread's go in an upload of their own."""
 THREADS = len(ELEMENTS)
 STEP = "benchmarks.history.operations:widened"

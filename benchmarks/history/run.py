@@ -36,20 +36,18 @@ from benchmarks.history.events import (
 from benchmarks.history.nemesis import REST_S, PlannedFault
 from benchmarks.history.network import SERVER, Network
 from benchmarks.history.operations import STEP
-from benchmarks.history.supervising import START_S, WORDS, Programs, Servers
+from benchmarks.history.supervising import START_S, WORDS, WORKERS, Programs, Servers
 from benchmarks.report import report
 from benchmarks.served import ADMINISTRATOR, Server
 
 CLIENTS = ("ada", "bob", "cyd", "dan")
 DEVICES = 2
 KERNEL_S = 0.004
-DISK_BYTES = 64 << 20
-LIMITS = {"answers_bytes": 2 << 20}
-"""All kept answers have room on the disk."""
+DISK_BYTES = 192 << 20
+"""More than all kept answers take."""
 ISOLATION = ("fence", "process")
 CLOCK = Path(__file__).parent / "clock" / "sitecustomize.py"
 AUDIT_S = 2.0
-WORKERS = {"an executor": "kaas.worker.executor_process", "a step's process": "kaas.server.steps.step_process"}
 SHOWN = 20
 """The violations that are printed."""
 
@@ -114,7 +112,7 @@ class Harm:
             plan(fault.at_s, partial(self._do, fault), fault.for_s)
         for at_s in nemesis.rests(seconds):
             plan(at_s, self._rest)
-        plan(at_s + REST_S, _nothing)
+            plan(at_s + REST_S, self._servers.look_for_strays)
         began_s = monotonic()
         while acts:
             at_s, _, act, for_s = heapq.heappop(acts)
@@ -172,10 +170,6 @@ class Harm:
         return nemesis.one_of(self._servers.server.workers(WORKERS[victim]), whom), ""
 
 
-def _nothing() -> None:
-    """Do nothing: a rest is over."""
-
-
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     from benchmarks.report import parser
@@ -208,7 +202,6 @@ def history_of(folder: Path, seed: int, seconds: float, isolation: str) -> list[
         host=SERVER,
         devices=DEVICES,
         kernels_s={"advance": KERNEL_S},
-        limits=LIMITS,
         isolation=isolation,
         settings={"steps": {"widened": STEP}},
         paths=[clock],

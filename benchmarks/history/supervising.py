@@ -11,12 +11,16 @@ from pathlib import Path
 
 from benchmarks.history import nemesis
 from benchmarks.history.events import Program, Recorder, Served, now_s
-from benchmarks.served import Server
+from benchmarks.served import Server, children, runs
 
 START_S, END_S = 120.0, 90.0
 """The time for a first start, and for the end."""
 WORDS = 2000
 """The letters of a failure that are kept."""
+
+
+WORKERS = {"an executor": "kaas.worker.executor_process", "a step's process": "kaas.server.steps.step_process"}
+"""The server's processes: the module that each kind runs."""
 
 
 class Programs:
@@ -117,6 +121,13 @@ class Servers:
                 return
             else:
                 self._note("ended", f"status {status}: {self.server.log.read_text()[-WORDS:]}")
+
+    def look_for_strays(self) -> None:
+        """Note the processes that earlier servers have left: they are children of the first one of the namespace."""
+        for module in WORKERS.values():
+            strays = [pid for pid in children(os.getpid()) if runs(pid, module)]
+            if strays:
+                self._note("left processes", f"{module}: {strays}")
 
     def end(self) -> None:
         """End the server, as a service manager does."""
