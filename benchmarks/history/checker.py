@@ -20,6 +20,8 @@ LIMIT_S = 25.0
 """Seconds of rest after which each request has an answer."""
 LATE_S = 10.0
 """Seconds by which an answer may come after its deadline: 1 s by KaaS, the others by a busy machine."""
+CONCERNED = 5
+"""The operations that a violation names."""
 AFTER_FAULTS = {"ExecutorDied", "StepFailed", "DeviceLost", "ResultLost"}
 """Errors of calls that a killed process may cause."""
 AT_ITS_START = ("kill an executor", "kill a step's process")
@@ -197,7 +199,7 @@ def objects(history: History) -> Iterator[Violation]:
         misfit = first_misfit(steps)
         if misfit is not None:
             before = sorted((step for step in steps if step.begins_s <= misfit.ends_s), key=lambda step: step.ends_s)
-            names = tuple(step.name for step in before[-5:])
+            names = tuple(step.name for step in before[-CONCERNED:])
             words = f"object {name} of {client}: no order of its operations explains the answer to {misfit.name}"
             yield Violation("objects", words, misfit.ends_s, (misfit.name, *names))
 
@@ -278,8 +280,16 @@ def charges(history: History) -> Iterator[Violation]:
             least, most = bound.at(event.asked_s, event.at_s)
             if not least <= charged <= most:
                 words = f"{function} of {client}: {charged} requests, not {least} to {most}"
-                yield Violation("charges", words, event.at_s)
+                yield Violation("charges", words, event.at_s, _unusual(stories[of], event.at_s))
                 break  # later looks say the same
+
+
+def _unusual(stories: Sequence[Story], until_s: float) -> tuple[str, ...]:
+    """Return the last operations before a look that had another end than one attempt with a result."""
+    begun = (story for story in stories if story.begins_s < until_s)
+    return tuple(story.operation.name for story in begun if len(story.attempts) > 1 or story.result is None)[
+        -CONCERNED:
+    ]
 
 
 def _again(history: History, story: Story, attempt: Invoked) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -48,6 +49,7 @@ DISK_BYTES = 192 << 20
 ISOLATION = ("fence", "process")
 CLOCK = Path(__file__).parent / "clock" / "sitecustomize.py"
 AUDIT_S = 2.0
+SEEDS = 100_000
 SHOWN = 20
 """The violations that are printed."""
 
@@ -176,8 +178,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
     options = parser("Random faults, and a checker over the history of all requests.")
     options.add_argument("--minutes", type=float, default=20.0, help="length of the run with faults")
-    options.add_argument("--seed", type=int, default=0, help="of the operations and the faults; one more each run")
-    options.add_argument("--isolation", choices=ISOLATION, help="by default one after the other, by the seed")
+    drawn = secrets.randbelow(SEEDS)
+    options.add_argument("--seed", type=int, default=drawn, help="of the operations and faults; by default another one")
+    options.add_argument("--isolation", choices=ISOLATION, help="by default fence for even seeds, process for others")
     options.add_argument("--folder", type=Path, help="where history.jsonl and logs stay; by default a temporary one")
     return options.parse_args(argv)
 
@@ -260,8 +263,23 @@ def detail_of(events: Sequence[AnyEvent]) -> Mapping[str, Any]:
         **{f"operations: {do}": number for do, number in sorted(Counter(operations.values()).items())},
         **{f"answers: {outcome}": number for outcome, number in sorted(outcomes.items())},
         **{f"faults: {what}": number for what, number in sorted(faults.items())},
+        "longest_outage_s": max(outages_s(events), default=0.0),
         "looks_at_usage": sum(isinstance(event, Charged) for event in events),
     }
+
+
+def outages_s(events: Sequence[AnyEvent]) -> Iterator[float]:
+    """Yield the seconds from the end of each server that was killed until another one is ready."""
+    killed_s = None
+    for event in events:
+        match event:
+            case Served(what="killed", at_s=at_s) if killed_s is None:
+                killed_s = at_s
+            case Served(what="ready", at_s=at_s) if killed_s is not None:
+                yield at_s - killed_s
+                killed_s = None
+            case _:
+                pass
 
 
 def show(found: Sequence[Violation], events: Sequence[AnyEvent], file: Path, seed: int) -> None:

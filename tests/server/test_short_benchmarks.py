@@ -65,11 +65,11 @@ def may_make_namespaces() -> bool:
         return False
 
 
-@pytest.mark.parametrize("isolation", ["fence", "process"])
-def test_a_history_under_faults(isolation: str) -> None:
+@pytest.mark.parametrize(("seed", "isolation"), [(0, "fence"), (1, "process")])
+def test_a_history_under_faults(seed: int, isolation: str) -> None:
     if not may_make_namespaces():
         pytest.skip("this user may not make namespaces of networks, mounts and processes")
-    report = reported("history", "--minutes", "0.5", "--isolation", isolation)
+    report = reported("history", "--minutes", "0.5", "--seed", str(seed), "--isolation", isolation)
     assert broken(report, "violations") == {}, report
     assert report["detail"]["operations"] > 100
     faults = {f"faults: {what}" for what in LONGEST_S} & report["detail"].keys()
