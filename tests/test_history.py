@@ -279,6 +279,17 @@ def test_a_program_or_a_server_that_ends_by_itself(told: Told) -> None:
     assert told.broken() == set()
 
 
+def test_a_server_does_not_start_while_its_disk_is_full_and_the_reserve_used_up(told: Told) -> None:
+    told.events.append(Fault(at_s=0.5, what="fill the disk", for_s=2.0))
+    told.events.append(Served(at_s=1.0, what="did not start", words="the disk is full"))
+    assert told.broken() == {"processes"}
+    words = "the disk is full: there is no reserve for charges"
+    told.events[-1] = Served(at_s=1.0, what="did not start", words=words)
+    assert told.broken() == set()
+    told.events += [Served(at_s=3.0, what="killed"), Served(at_s=4.0, what="did not start", words=words)]
+    assert told.broken() == {"processes"}, "there is room again"
+
+
 # --- the seed
 
 

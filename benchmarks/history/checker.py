@@ -26,6 +26,8 @@ AFTER_FAULTS = {"ExecutorDied", "StepFailed", "DeviceLost", "ResultLost"}
 """Errors of calls that a killed process may cause."""
 AT_ITS_START = ("kill an executor", "kill a step's process")
 """Faults by which a server that starts ends."""
+NO_RESERVE = "there is no reserve for charges"
+"""What a server logs that finds the disk full, and the reserve of the server before used up."""
 ALLOWED = {
     "stepped": AFTER_FAULTS,
     "get": {"UnknownObject"},
@@ -348,7 +350,8 @@ def liveness(history: History) -> Iterator[Violation]:
 def processes(history: History) -> Iterator[Violation]:
     """Programs and servers end only when they are to, and start again.
 
-    A server whose executor or step's process is killed while it starts does not start: it says so, and ends.
+    Two kinds of faults may end a server that starts, and it says so: its executor, or its step's process, is killed;
+    or the disk is full, and the server before was killed while it used the reserve.
     """
     for events in history.programs.values():
         for event in events:
@@ -356,7 +359,11 @@ def processes(history: History) -> Iterator[Violation]:
                 yield Violation("processes", f"a program of {event.client} {event.what}: {event.words}", event.at_s)
     before_s = 0.0
     for served in history.served:
-        hurt = any(fault.what in AT_ITS_START and before_s <= fault.at_s <= served.at_s for fault in history.faults)
+        hurt = any(
+            fault.what in AT_ITS_START or (fault.what == "fill the disk" and NO_RESERVE in served.words)
+            for fault in history.faults
+            if fault.at_s <= served.at_s and before_s <= fault.at_s + fault.for_s
+        )
         before_s = served.at_s
         if served.what not in ("ready", "killed") and not (served.what == "did not start" and hurt):
             yield Violation("processes", f"the server {served.what}: {served.words}", served.at_s)
