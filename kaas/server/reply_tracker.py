@@ -74,7 +74,7 @@ class ReplyTracker:
         else:
             sent = channel.send(_numbered(run.failure, wait.number, run.trace))
         self._half.sent(wait, through=sent)
-        if sent and run.bound is not None:
+        if sent and run.bound is not None and run.final:  # else its client asks again, for the same charge
             self._meter.delivered(run.client.name, run.bound.charge)
 
     def greeted(self, session: ClientSession, channel: ReplyChannel) -> Callable[[], None]:

@@ -175,6 +175,30 @@ def test_an_error_of_a_full_disk_is_not_remembered(tmp_path: Path, etask: bool) 
     play(tmp_path, scenario)
 
 
+def test_an_error_that_passes_is_no_reply_to_a_request_charged_before_a_restart(tmp_path: Path) -> None:
+    message = protocol.Invoke(1, "f", store={"y": "there"}, key="k")
+
+    async def killed_while_it_stores(server: FakeServer) -> None:
+        server.disk.clear()
+        server.deliver(server.program(), message)
+        server.ran(server.requests[0])
+        await settle()
+        assert server.charged() == [(1, 250_000_000, {"succeeded": 1})]
+
+    async def without_room_at_first(server: FakeServer) -> None:
+        program = server.program()
+        for number, error in enumerate((StateUnavailable("the server's disk is full"), None), 1):
+            server.disk_error = error
+            server.deliver(program, msgspec.structs.replace(message, number=number))
+            server.ran(server.requests[-1])
+            await settle()
+        assert [type(answer) for answer, _ in program.answers()] == [protocol.Failure, protocol.Result]
+        assert [requests for requests, *_ in server.charged()] == [1]
+
+    play(tmp_path, killed_while_it_stores)
+    play(tmp_path, without_room_at_first)
+
+
 def test_an_error_of_unwritten_usage_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(*_: Any) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
