@@ -40,9 +40,13 @@ class _EncodedTask(msgspec.Struct):
     libraries: dict[str, list[_EncodedImage]]
 
 
+_decode = msgspec.msgpack.Decoder(_EncodedTask).decode
+"""Made here: threads that decode a first kTask at the same time would read a type that msgspec has half prepared."""
+
+
 def launched(task: bytes) -> list[LaunchedLibrary]:
     """Return the libraries of a kTask (`KTask.to_msgpack`) with images for software devices."""
-    decoded = msgspec.msgpack.decode(task, type=_EncodedTask)
+    decoded = _decode(task)
     kernels: dict[str, dict[tuple[str, tuple[int, int, int]], None]] = {name: {} for name in decoded.libraries}
     for step in decoded.kernels:
         kernels[step.kernel.library][step.kernel.symbol, step.kernel.block] = None
