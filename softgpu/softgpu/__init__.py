@@ -23,7 +23,7 @@ from softgpu.faults import FAULTS, Fault, forgive_faults, inject_fault
 from softgpu.model import Device, Model, Takes, describe_time
 from softgpu.runtime_calls import answer_runtime_calls
 from softgpu.watch import describe_regions, running_kernels, take_refused
-from softgpu.windows import confine, free_window, new_window
+from softgpu.windows import confine, free_window, new_window, seal_handle
 
 __all__ = [
     "DEFAULT_MEMORY_BYTES",
@@ -49,6 +49,7 @@ __all__ = [
     "real_driver_present",
     "refused_calls",
     "running",
+    "seal",
     "set_echo",
     "set_model",
     "set_strict",
@@ -266,6 +267,18 @@ class AddressWindow:
         """
         library = _present().library
         _check(library, free_window(library, self.base))
+
+
+def seal(memory: Any) -> None:
+    """Make each later mapping of memory, given by its handle, read only in every process. It is for ever.
+
+    Mappings that exist can still be written: map the memory, seal it, and then export it.
+
+    Raises:
+        SoftgpuError: it is no live handle, or was imported from a descriptor that is read only.
+    """
+    library = _present().library
+    _check(library, seal_handle(library, int(memory)))
 
 
 def running(device: int = 0) -> tuple[str, ...]:

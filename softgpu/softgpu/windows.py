@@ -1,4 +1,4 @@
-"""Calls of the driver about windows."""
+"""Calls of the driver about windows, and about memory that is sealed."""
 
 from __future__ import annotations
 
@@ -25,3 +25,10 @@ def confine(library: ctypes.CDLL, base: int) -> int:
     call = library.softgpu_confine
     call.argtypes = [ctypes.c_uint64]
     return int(call(base))
+
+
+def seal_handle(library: ctypes.CDLL, memory: int) -> int:
+    """Do the work of `seal` for a driver that `open_library` has loaded, and return a CUresult."""
+    call = library.softgpu_seal
+    call.argtypes = [ctypes.c_uint64]
+    return int(call(memory))

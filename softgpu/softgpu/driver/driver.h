@@ -227,6 +227,7 @@ bool memory_remove(uintptr_t base, allocation *removed);     /* by its first byt
 hints *memory_hints_locked(uintptr_t address);               /* of the allocation there; NULL without memory */
 CUresult memory_set_mapped(const allocation *entries, size_t count); /* all memory mapped by hand, by base */
 bool mapped_is_reserved(uintptr_t address);                         /* by cuMemAddressReserve */
+unsigned mapped_handle_types(uintptr_t address);                    /* as which the memory there can be exported */
 void memory_disown(uintptr_t base);                          /* no graph owns it any more */
 bool memory_leave(uintptr_t base, allocation *leaving);      /* not found by programs, but there until its removal */
 CUresult memory_reserve_locked(device *dev, size_t bytes);   /* counts bytes, or CUDA_ERROR_OUT_OF_MEMORY */

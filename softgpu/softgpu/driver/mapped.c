@@ -2,7 +2,9 @@
 #define _GNU_SOURCE
 #include "mapped.h"
 
+#include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 pthread_mutex_t mapped_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -54,11 +56,21 @@ bool mapped_is_reserved(uintptr_t address) {
   return is;
 }
 
-static int access_of(const range *r) { /* by any device: all devices are in one process */
-  int access = CU_MEM_ACCESS_FLAGS_PROT_NONE;
-  for (int i = 0; i < device_count; i++) access |= r->access[i];
-  return access;
+unsigned mapped_handle_types(uintptr_t address) {
+  pthread_mutex_lock(&mapped_lock);
+  const physical *p = mapped_at_locked(address);
+  unsigned types = p != NULL ? (unsigned)p->props.requestedHandleTypes : CU_MEM_HANDLE_TYPE_NONE;
+  pthread_mutex_unlock(&mapped_lock);
+  return types;
 }
+
+static int union_of(const uint8_t access[MAX_DEVICES]) { /* of all devices: all are in one process */
+  int all = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  for (int i = 0; i < device_count; i++) all |= access[i];
+  return all;
+}
+
+static int access_of(const range *r) { return union_of(r->access); }
 
 /* Puts the accessible parts of mapped memory into the table of allocations; neighbouring parts are one allocation. */
 static CUresult publish_locked(void) {
@@ -239,19 +251,32 @@ static bool may_be_written_locked(uintptr_t base, size_t bytes) {
   return false;
 }
 
+/* 0, or an errno. */
+static int protect(const range *r, const uint8_t access[MAX_DEVICES]) {
+  int flags = union_of(access);
+  int may = flags == CU_MEM_ACCESS_FLAGS_PROT_NONE   ? PROT_NONE
+            : flags == CU_MEM_ACCESS_FLAGS_PROT_READ ? PROT_READ
+                                                     : PROT_READ | PROT_WRITE;
+  return mprotect((void *)r->base, r->bytes, may) == 0 ? 0 : errno;
+}
+
 static CUresult access_locked(uintptr_t base, size_t bytes, const CUmemAccessDesc *wanted, size_t count) {
   range **at = whole_locked(&mapped, base, bytes);
   REQUIRE(at != NULL, CUDA_ERROR_INVALID_VALUE, "the %zu bytes at 0x%zx are no whole mappings", bytes, (size_t)base);
-  for (range *r = *at; r != NULL && r->base - base < bytes; r = r->next) {
-    for (size_t i = 0; i < count; i++) r->access[wanted[i].location.id] = (uint8_t)wanted[i].flags;
-    int flags = access_of(r);
-    int may = flags == CU_MEM_ACCESS_FLAGS_PROT_NONE   ? PROT_NONE
-              : flags == CU_MEM_ACCESS_FLAGS_PROT_READ ? PROT_READ
-                                                       : PROT_READ | PROT_WRITE;
-    REQUIRE(mprotect((void *)r->base, r->bytes, may) == 0, CUDA_ERROR_OUT_OF_MEMORY,
-            "the host cannot protect %zu bytes", r->bytes);
+  int error = 0;
+  for (range *r = *at; error == 0 && r != NULL && r->base - base < bytes; r = r->next) {
+    uint8_t access[MAX_DEVICES];
+    memcpy(access, r->access, sizeof access);
+    for (size_t i = 0; i < count; i++) access[wanted[i].location.id] = (uint8_t)wanted[i].flags;
+    error = protect(r, access);
+    if (error == 0) memcpy(r->access, access, sizeof access);
   }
-  return publish_locked();
+  TRY(publish_locked()); /* also if it failed: the ranges before have their new access */
+  REQUIRE(error != EACCES, CUDA_ERROR_INVALID_VALUE,
+          "the memory at 0x%zx can only be read: it is sealed, or was imported from a descriptor that is read only",
+          (size_t)base);
+  REQUIRE(error == 0, CUDA_ERROR_OUT_OF_MEMORY, "the host cannot protect %zu bytes", bytes);
+  return CUDA_SUCCESS;
 }
 
 CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *wanted, size_t count) {

@@ -11,12 +11,17 @@ typedef struct physical {
   CUmemAllocationProp props;
   size_t bytes;
   int file;
-  /* Under mapped_lock. The memory lives as long as one of them is not 0. */
+  /* Under mapped_lock. The memory lives as long as one of the two is not 0. */
   unsigned references, mappings;
+  uint64_t inode; /* of the file, if other handles may have the same; 0: none has */
+  struct physical *next_shared;
 } physical;
 
 extern pthread_mutex_t mapped_lock; /* taken before memory_lock */
 void physical_drop_locked(physical *p); /* frees it if it has no reference and no mapping */
+CUresult physical_check(const CUmemAllocationProp *props, device **dev);
+int memory_file_new(size_t bytes, const CUmemAllocationProp *props); /* -1: the host has no memory left */
+bool shared_leave_locked(physical *p); /* false: another handle of this process has the same memory */
 physical *mapped_at_locked(uintptr_t address); /* NULL: nothing is mapped there */
 /* Lets memory be mapped at addresses that a window has; false: the host has no memory left. */
 bool mapped_reserve(uintptr_t base, size_t bytes);

@@ -1,18 +1,14 @@
 /* Memory that programs map by hand: files of the host's memory, counted against their device. */
-#define _GNU_SOURCE
-#include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "mapped.h"
 
-static CUresult check(const CUmemAllocationProp *props, device **dev) {
+CUresult physical_check(const CUmemAllocationProp *props, device **dev) {
   REQUIRE_POINTER(props);
   REQUIRE(props->type == CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_INVALID_VALUE, "memory of type %d cannot be mapped",
           (int)props->type);
-  /* Many programs ask for a file descriptor, but few export it: only the export is refused. */
   REQUIRE((props->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == 0, CUDA_ERROR_NOT_SUPPORTED,
-          "memory shared between processes is not supported: ask for no handle type");
+          "memory is shared as a file descriptor only, not as handle type %#x", (unsigned)props->requestedHandleTypes);
   REQUIRE(props->location.type == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_NOT_SUPPORTED,
           "only memory of devices can be mapped, not of location type %d", (int)props->location.type);
   return device_get(props->location.id, dev);
@@ -23,7 +19,7 @@ CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocatio
   device *dev;
   TRY(require_init());
   REQUIRE_POINTER(granularity);
-  TRY(check(props, &dev));
+  TRY(physical_check(props, &dev));
   REQUIRE(option == CU_MEM_ALLOC_GRANULARITY_MINIMUM || option == CU_MEM_ALLOC_GRANULARITY_RECOMMENDED,
           CUDA_ERROR_INVALID_VALUE, "there is no granularity %d", (int)option);
   *granularity = MAP_GRANULARITY;
@@ -44,33 +40,18 @@ static void uncount(device *dev, size_t bytes) {
   pthread_mutex_unlock(&memory_lock);
 }
 
-/* A file of so many bytes, poisoned in strict mode; -1 if the host has none. */
-static int file_new(size_t bytes) {
-  int file = memfd_create("softgpu", MFD_CLOEXEC);
-  if (file < 0) return -1;
-  void *seen = MAP_FAILED;
-  if (ftruncate(file, (off_t)bytes) == 0) seen = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  if (seen == MAP_FAILED) {
-    close(file);
-    return -1;
-  }
-  strict_poison((uintptr_t)seen, bytes);
-  munmap(seen, bytes);
-  return file;
-}
-
 CUresult cuMemCreate(CUmemGenericAllocationHandle *made, size_t bytes, const CUmemAllocationProp *props,
                      unsigned long long flags) {
   device *dev;
   TRY(require_init());
   REQUIRE_POINTER(made);
-  TRY(check(props, &dev));
+  TRY(physical_check(props, &dev));
   REQUIRE(bytes > 0 && flags == 0, CUDA_ERROR_INVALID_VALUE, "%s: %zu bytes, flags %#llx", __func__, bytes, flags);
   REQUIRE_WHOLE(bytes);
   CUresult status = count(dev, bytes);
   if (status == CUDA_ERROR_OUT_OF_MEMORY && frees_awaited(NULL)) status = count(dev, bytes);
   TRY(status);
-  int file = file_new(bytes);
+  int file = memory_file_new(bytes, props);
   physical *p = file >= 0 ? handle_new(HANDLE_PHYSICAL, sizeof *p) : NULL;
   if (p == NULL) {
     if (file >= 0) close(file);
@@ -90,7 +71,7 @@ void physical_drop_locked(physical *p) {
   if (p->references == 0) handle_kill(p);
   if (p->references > 0 || p->mappings > 0) return;
   close(p->file);
-  uncount(p->dev, p->bytes);
+  if (shared_leave_locked(p)) uncount(p->dev, p->bytes);
   handle_bury(p, HANDLE_PHYSICAL);
 }
 

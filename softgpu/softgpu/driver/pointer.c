@@ -30,7 +30,9 @@ static CUresult get(void *data, CUpointer_attribute attribute, CUdeviceptr addre
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: *(int *)data = 0; break;
-    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: *(unsigned long long *)data = 0; break;
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+      *(unsigned long long *)data = known && e->mapped ? mapped_handle_types(address) : 0;
+      break;
     case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: *(int *)data = known ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : 0; break;
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: *(CUmemoryPool *)data = e->pool; break;
     default: return fail(CUDA_ERROR_INVALID_VALUE, "pointer attribute %d is not known", (int)attribute);

@@ -70,8 +70,7 @@
 
 #define REFUSED_SHARED(X, why) \
   X(cuIpcCloseMemHandle, 4010, why) X(cuIpcGetEventHandle, 4010, why) X(cuIpcGetMemHandle, 4010, why) \
-  X(cuIpcOpenEventHandle, 4010, why) X(cuIpcOpenMemHandle, 4010, why) X(cuMemExportToShareableHandle, 10020, why) \
-  X(cuMemImportFromShareableHandle, 10020, why) X(cuMemPoolExportPointer, 11020, why) \
+  X(cuIpcOpenEventHandle, 4010, why) X(cuIpcOpenMemHandle, 4010, why) X(cuMemPoolExportPointer, 11020, why) \
   X(cuMemPoolExportToShareableHandle, 11020, why) X(cuMemPoolImportFromShareableHandle, 11020, why) \
   X(cuMemPoolImportPointer, 11020, why)
 
@@ -125,7 +124,7 @@
   REFUSED_TENSOR_MAPS(X, "tensor maps") \
   REFUSED_GRAPHICS(X, "graphics") \
   REFUSED_EXTERNAL(X, "memory and semaphores of other interfaces") \
-  REFUSED_SHARED(X, "memory shared between processes") \
+  REFUSED_SHARED(X, "CUDA IPC, and pools shared between processes") \
   REFUSED_MULTICAST(X, "memory of several devices at one address") \
   REFUSED_GREEN(X, "green contexts") \
   REFUSED_CLUSTERS(X, "clusters, and cooperative launches of several devices") \

@@ -104,9 +104,11 @@
   X(cuLinkDestroy, 5050, cuLinkDestroy) \
   X(cuLibraryLoadData, 12000, cuLibraryLoadData) X(cuLibraryUnload, 12000, cuLibraryUnload) \
   X(cuMemAddressFree, 10020, cuMemAddressFree) X(cuMemAddressReserve, 10020, cuMemAddressReserve) \
-  X(cuMemCreate, 10020, cuMemCreate) X(cuMemGetAccess, 10020, cuMemGetAccess) \
+  X(cuMemCreate, 10020, cuMemCreate) X(cuMemExportToShareableHandle, 10020, cuMemExportToShareableHandle) \
+  X(cuMemGetAccess, 10020, cuMemGetAccess) \
   X(cuMemGetAllocationGranularity, 10020, cuMemGetAllocationGranularity) \
   X(cuMemGetAllocationPropertiesFromHandle, 10020, cuMemGetAllocationPropertiesFromHandle) \
+  X(cuMemImportFromShareableHandle, 10020, cuMemImportFromShareableHandle) \
   X(cuMemMap, 10020, cuMemMap) X(cuMemRelease, 10020, cuMemRelease) \
   X(cuMemRetainAllocationHandle, 11000, cuMemRetainAllocationHandle) X(cuMemSetAccess, 10020, cuMemSetAccess) \
   X(cuMemUnmap, 10020, cuMemUnmap) \

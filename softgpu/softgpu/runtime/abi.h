@@ -185,6 +185,8 @@ int softgpu_window(uint64_t bytes, uint64_t *base);
 int softgpu_window_free(uint64_t base);
 /* Confines to this window the libraries that this thread loads from now on; 0: they are not confined. */
 int softgpu_confine(uint64_t base);
+/* Ends the writing of memory (a handle of cuMemCreate) at all places where it is mapped from now on, in any process. */
+int softgpu_seal(uint64_t memory);
 /* Divides memory in an allocation into regions (regions.c), and removes its earlier regions; 0 regions: only removes. */
 int softgpu_regions(uint64_t address, uint64_t bytes, uint32_t regions, const uint64_t *offsets,
                          const uint64_t *sizes, const char *const *names);

@@ -14,6 +14,7 @@ from cuda.bindings import driver
 import softgpu as software
 from softgpu import AddressWindow, SoftgpuError
 from softgpu.tests.driver.calls import Error, Kernels, fails, launch, ok, synchronize, view
+from softgpu.tests.driver.holder import CONSTANTS, holder, imported
 
 PTX = Path(__file__).with_name("kernels") / "steps.ptx"
 PEEK = """.version 8.0
@@ -138,6 +139,27 @@ def test_tenants_share_memory_that_none_can_change(tenants: tuple[Tenant, Tenant
     driver.cuMemUnmap(holder, WHOLE)
     ok(driver.cuMemAddressFree(holder, WHOLE))
     ok(driver.cuMemRelease(shared))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("attacker", [0, 1])
+def test_tenants_read_memory_of_another_process_that_none_can_change(
+    tenants: tuple[Tenant, Tenant], attacker: int
+) -> None:
+    with holder("sealed") as other:
+        shared = imported(other.descriptor)
+        for tenant in tenants:
+            put_in(tenant.window.start + WHOLE, shared, READ)
+        ok(driver.cuMemRelease(shared))
+        own = tenants[attacker]
+        own.peek(own.window.start + WHOLE, own.window.start)  # reads a constant, keeps it, and then writes the constant
+        fails(Error.CUDA_ERROR_ILLEGAL_ADDRESS, driver.cuCtxSynchronize)
+        assert own.seen[0] == CONSTANTS[0]
+        assert other.constants() == list(CONSTANTS)
+        other.kill()
+    for tenant in tenants:
+        assert view(tenant.window.start + WHOLE, np.uint32, 4).tolist() == list(CONSTANTS)
+        driver.cuMemUnmap(tenant.window.start + WHOLE, WHOLE)
 
 
 def test_mistakes(context: None) -> None:  # noqa: ARG001 - it is current
