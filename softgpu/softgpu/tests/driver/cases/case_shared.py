@@ -165,12 +165,12 @@ def file_of_memory(nbytes: int, seals: int, label: bytes = b"") -> int:
 
 
 def refuses(library: ctypes.CDLL, descriptor: int, why: str) -> None:
-    """Asserts that a descriptor is refused for this reason."""
-    before = free_bytes()
+    """Asserts that a descriptor is refused for this reason, and that nothing stays of it."""
+    before = free_bytes(), os.listdir("/proc/self/fd")
     fails(INVALID, driver.cuMemImportFromShareableHandle, descriptor, FD)
     library.softgpu_last_error.restype = ctypes.c_char_p
     assert why in library.softgpu_last_error().decode()
-    assert free_bytes() == before
+    assert (free_bytes(), os.listdir("/proc/self/fd")) == before
 
 
 def test_descriptors_of_other_things(library: ctypes.CDLL, tmp_path: Path) -> None:
