@@ -16,6 +16,7 @@ _NOT_BENCHMARKS = {
     "__main__",
     "attack",
     "escaping",
+    "heavy_attacks",
     "isolated_pools",
     "page",
     "policy_plots",
