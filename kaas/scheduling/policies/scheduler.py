@@ -232,14 +232,14 @@ class Scheduler(Explained):
             self._holdings.ended(request.brings, worker.device.index, found=found)
         self._requests.forget(request)
         self._estimates.ended(event, request.function, worker.device.spec)
-        for estimated in self._estimated:
+        for estimated in self._estimated if worker.group.partition.waiting else ():  # else none moves
             estimated(request.function)
         if share is not NO_CLIENT:
             # a request that failed before it had the device, or began in an earlier epoch, is no measure of others
             counts = request.estimate_s is not None and (event.device_s or event.outcome is not events.Outcome.FAILED)
             latency_s = None if request.arrived_s is None else event.time_s - request.arrived_s
             self._fair_share.measured(share, request.estimate_s, event.device_s, latency_s if counts else None)
-            for recharged in self._recharged:
+            for recharged in self._recharged if worker.group.partition.waiting else ():
                 recharged(share)
             self._fair_share.ended(share)
         self._freed(worker, share)
@@ -381,7 +381,7 @@ class Scheduler(Explained):
             request.brings = self._holdings.dispatched(reads.sizes, device.index)
         request.dispatch = self._holdings.dispatches
         share.last_device = device.index
-        for recharged in self._recharged:
+        for recharged in self._recharged if request.group.partition.waiting else ():
             recharged(share)
         self._placement.decisions.append(Dispatch(request.id, worker.id, slot, victims, request.promised))
         request.group.order.dispatched(request, worker)
