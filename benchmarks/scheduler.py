@@ -5,7 +5,8 @@
 Under each policy that shares devices: 1,000 devices, 10,000 functions of 10,000 clients, 100,000 waiting requests. A
 device holds some 10 functions. decision_over_heap is the median time of handling a RequestDone, under the slowest
 policy, over a push and a pop on a heap of 100,000 entries. growth_devices is over the same with 10 devices, and
-growth_waiting over 100 waiting requests of 16 clients; both are of the policy that grows most. The detail
+growth_waiting over 100 waiting requests of 16 clients; both are of the policy that grows most. The sizes take turns, so
+that a slow moment of the machine affects all, and the heap is on huge pages, as a pool's is. The detail
 also has `adaptive` with the lead of `kaas serve` on four devices: two clients with 64 or 2,000 functions together, and
 five waiting requests of each function.
 """
@@ -35,12 +36,13 @@ from kaas.scheduling.events import (
 )
 from kaas.scheduling.policies import POLICIES
 from kaas.server.config.serve_config import LEAD_S
+from kaas.worker.huge_pages import use_huge_pages
 
 SHARING = tuple(name for name in POLICIES if name not in ("exclusive", "static"))
 DEVICES, CLIENTS, WAITING = 1000, 10_000, 100_000
 FUNCTION_BYTES = 1 << 30
 DEVICE_BYTES = 10 * FUNCTION_BYTES
-MEASURED = 200
+MEASURED, TURNS = 200, 4
 
 
 class Pool:
@@ -109,14 +111,15 @@ class Pool:
         return took_s
 
 
-def decision_s(
-    policy: str, devices: int = DEVICES, functions: int = CLIENTS, waiting: int = WAITING, **more: Any
-) -> float:
-    """Return the median seconds of a RequestDone with its dispatch. more: as in `Pool`."""
-    pool = Pool(policy, devices, functions, waiting, **more)
-    for _ in range(MEASURED // 4):
-        pool.step()
-    return median(pool.step() for _ in range(MEASURED))
+def decisions_s(*pools: Pool) -> list[float]:
+    """Return the median seconds of a RequestDone with its dispatch in each of these pools."""
+    use_huge_pages()
+    took: list[list[float]] = [[] for _ in pools]
+    for turn in range(TURNS + 1):
+        for pool, own in zip(pools, took, strict=True):
+            some = [pool.step() for _ in range(MEASURED // TURNS)]
+            own += some if turn else ()  # the first turn warms up
+    return list(map(median, took))
 
 
 def heap_s(entries: int = WAITING) -> float:
@@ -144,7 +147,8 @@ def main() -> None:
     detail: dict[str, Any] = {"heap_us": round(unit_s * 1e6, 2)}
     over_heap, by_devices, by_waiting = [], [], []
     for policy in policies:
-        large, few, short = decision_s(policy), decision_s(policy, devices=10), decision_s(policy, 16, 16, 100)
+        sizes = (DEVICES, CLIENTS, WAITING), (10, CLIENTS, WAITING), (16, 16, 100)
+        large, few, short = decisions_s(*(Pool(policy, *size) for size in sizes))
         over_heap.append(large / unit_s)
         by_devices.append(large / few)
         by_waiting.append(large / short)
@@ -152,7 +156,7 @@ def main() -> None:
         detail[f"{policy}_10_devices_us"] = round(few * 1e6, 1)
         detail[f"{policy}_100_waiting_us"] = round(short * 1e6, 1)
     for functions in (64, 2000) if "adaptive" in policies else ():
-        crossing_s = decision_s("adaptive", 4, functions, 5 * functions, clients=2, T=LEAD_S)
+        (crossing_s,) = decisions_s(Pool("adaptive", 4, functions, 5 * functions, clients=2, T=LEAD_S))
         detail[f"adaptive_2_clients_{functions}_functions_us"] = round(crossing_s * 1e6, 1)
     bars = {
         "decision_over_heap": (max(over_heap), "<=", 50),
