@@ -42,15 +42,18 @@ SHARING = tuple(name for name in POLICIES if name not in ("exclusive", "static")
 DEVICES, CLIENTS, WAITING = 1000, 10_000, 100_000
 FUNCTION_BYTES = 1 << 30
 DEVICE_BYTES = 10 * FUNCTION_BYTES
+WARM_UP = 10
+"""Requests of each device before the measurement: a batch of a function, and more, so that devices are out of step."""
 MEASURED, TURNS = 200, 4
 
 
 class Pool:
-    """Devices that are always busy under a policy, and a queue that keeps its length."""
+    """Devices that are always busy under a policy, and a queue that keeps its length. devices: their number."""
 
     def __init__(
         self, policy: str, devices: int, functions: int, waiting: int, clients: int | None = None, **options: Any
     ) -> None:
+        self.devices = devices
         physical = [PhysicalDevice(index, "gpu", DEVICE_BYTES, slots=1) for index in range(devices)]
         self._policy = CheckedPolicy(POLICIES[policy](physical, **options), physical, name=policy)
         self._random = Random(0)
@@ -113,12 +116,14 @@ class Pool:
 
 def decisions_s(*pools: Pool) -> list[float]:
     """Return the median seconds of a RequestDone with its dispatch in each of these pools."""
+    for pool in pools:
+        for _ in range(WARM_UP * pool.devices):
+            pool.step()
     use_huge_pages()
     took: list[list[float]] = [[] for _ in pools]
-    for turn in range(TURNS + 1):
+    for _ in range(TURNS):
         for pool, own in zip(pools, took, strict=True):
-            some = [pool.step() for _ in range(MEASURED // TURNS)]
-            own += some if turn else ()  # the first turn warms up
+            own += [pool.step() for _ in range(MEASURED // TURNS)]
     return list(map(median, took))
 
 
