@@ -44,7 +44,7 @@ FUNCTION_BYTES = 1 << 30
 DEVICE_BYTES = 10 * FUNCTION_BYTES
 WARM_UP = 10
 """Requests of each device before the measurement: a batch of a function, and more, so that devices are out of step."""
-MEASURED, TURNS = 200, 4
+MEASURED, TURNS = 2000, 40
 
 
 class Pool:
