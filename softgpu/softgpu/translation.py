@@ -44,6 +44,11 @@ class RefusedCode(msgspec.Struct, frozen=True, tag="refusal"):
     message: str
 
 
+# made here: threads that first decode one type at the same time may end the process (msgspec 0.22)
+_MODULES: msgspec.msgpack.Decoder[ModuleInfo | RefusedCode] = msgspec.msgpack.Decoder(ModuleInfo | RefusedCode)
+_KERNELS: msgspec.msgpack.Decoder[CompiledKernel | RefusedCode] = msgspec.msgpack.Decoder(CompiledKernel | RefusedCode)
+
+
 @dataclass(slots=True)
 class ExaminedImage:
     """An image that was checked. kernels: those of its text, once one of them was compiled here."""
@@ -74,7 +79,7 @@ class Translator:
             kernels.update(found)
             return info
 
-        return ExaminedImage(key, text, self._kept(cache_keys.module_entry(key), ModuleInfo, make), kernels)
+        return ExaminedImage(key, text, self._kept(cache_keys.module_entry(key), _MODULES, make), kernels)
 
     def compiled(
         self, examined: ExaminedImage, name: str, block: BlockShape, *, checked: bool, fenced: bool
@@ -97,9 +102,9 @@ class Translator:
             return translating(lambda: self._generated(kernel, block, checked=checked, fenced=fenced))
 
         entry = cache_keys.kernel_entry(examined.key, name, block, checked=checked, fenced=fenced)
-        return self._kept(entry, CompiledKernel, make)
+        return self._kept(entry, _KERNELS, make)
 
-    def _kept(self, entry: str, kind: type[T], make: Callable[[], T]) -> T:
+    def _kept(self, entry: str, decoder: msgspec.msgpack.Decoder[T | RefusedCode], make: Callable[[], T]) -> T:
         """Return what the cache has under a name; make and keep it, or the refusal, if the cache has nothing."""
         found: T | RefusedCode
         cached = self._cache.get(entry)
@@ -112,7 +117,7 @@ class Translator:
                 found = RefusedCode(error.result, error.message)
             self._cache.put(entry, msgspec.msgpack.encode(found))
         else:
-            found = msgspec.msgpack.decode(cached, type=kind | RefusedCode)
+            found = decoder.decode(cached)
         if isinstance(found, RefusedCode):
             raise CompileError(found.result, found.message)
         return found
