@@ -45,8 +45,14 @@ _decode = msgspec.msgpack.Decoder(_EncodedTask).decode
 
 
 def launched(task: bytes) -> list[LaunchedLibrary]:
-    """Return the libraries of a kTask (`KTask.to_msgpack`) with images for software devices."""
-    decoded = _decode(task)
+    """Return the libraries of a kTask (`KTask.to_msgpack`) with images for software devices.
+
+    Of a kTask that is written in another way, which `KTask` may understand, none is returned.
+    """
+    try:
+        decoded = _decode(task)
+    except msgspec.DecodeError:
+        return []
     kernels: dict[str, dict[tuple[str, tuple[int, int, int]], None]] = {name: {} for name in decoded.libraries}
     for step in decoded.kernels:
         kernels[step.kernel.library][step.kernel.symbol, step.kernel.block] = None

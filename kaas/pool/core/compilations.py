@@ -56,7 +56,9 @@ class Compilations:
             raise error.with_traceback(None)
         if call.task not in self._begun:
             self._begun[call.task] = self._background.begin(self._compiled(call))
-        return self._background.begin(_both(self._begun[call.task], inputs))
+        both = self._background.begin(_both(self._begun[call.task], inputs))
+        both.add_done_callback(lambda done: done.cancelled() or done.exception())  # the queue may refuse the request
+        return both
 
     async def compiled(self, call: WorkerCall) -> None:
         """Wait until a kTask's code is compiled.
@@ -71,7 +73,7 @@ class Compilations:
         """Compile the code of a call's kTask; return why there is none."""
         try:
             made = await self._transport.compile(call)
-        except KaasError as error:
+        except (KaasError, OSError) as error:
             _log.warning("%s: no compiler runs ahead of its first request: %s", call.label, error)
             return None
         finally:

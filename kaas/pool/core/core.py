@@ -235,12 +235,14 @@ class Pool:
     def _inputs_ready(self, request: Request, inputs: asyncio.Future[Any]) -> None:
         if inputs.cancelled() or isinstance(inputs.exception(), asyncio.CancelledError):
             return  # the request has ended, and has its answer
-        if isinstance(error := inputs.exception(), KaasError):
+        if not isinstance(error := inputs.exception(), KaasError | None):
+            self.fail(error)
+        elif request.state is not RequestState.WAITING:
+            return
+        elif error is not None:
             self.answer(request, error)
             self.handle(RequestCancelled(self._loop.time(), request.id))
-        elif error is not None:
-            self.fail(error)
-        elif request.state is RequestState.WAITING:
+        else:
             self._requests.move(request, RequestState.QUEUED)
             self.handle(InputsReady(self._loop.time(), request.id))
 

@@ -112,7 +112,7 @@ class WorkerTransport(Protocol):
         """Compile the code of a call's kTask ahead of it, where a process of its own can do so.
 
         Raises:
-            KaasError: no process can be started.
+            KaasError, OSError: no process can be started.
         """
         ...
 

@@ -98,7 +98,7 @@ class Compilers:
                 return done
             finally:
                 compiler.end()
-                with suppress(KaasError):  # the next kTask tries again
+                with suppress(KaasError, OSError):  # the next kTask tries again
                     self._next()
 
     def _lacking(self, task: bytes, namespace: str) -> Libraries:

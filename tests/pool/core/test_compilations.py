@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import msgspec
 import pytest
 
-from kaas.errors import CompileLimitExceeded, KaasError
+from kaas.errors import CompileLimitExceeded, KaasError, QueueFull
 from kaas.pool.core import compilations
 from kaas.pool.core.core import Pool
 from kaas.pool.executors.transport import Compilation, WorkerCall
@@ -68,6 +69,19 @@ def test_code_beyond_a_limit_is_an_error_of_its_requests_also_later_and_of_no_ot
     isolated(scenario)
 
 
+def test_an_error_of_a_request_that_the_queue_refuses_is_nobodys(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        first = await begin(pool.submit(of("bomb")))
+        with pytest.raises(QueueFull):
+            pool.begin(of("bomb"))
+        workers.compilations[0][1].set_result(Compilation(1.0, LIMIT))
+        await failure_of(first)
+        gc.collect()
+
+    isolated(scenario, queue_limit=1)
+    assert "never retrieved" not in caplog.text
+
+
 def test_a_request_that_leaves_ends_no_compilation() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         left, stays = await begin(pool.submit(of("f"))), await begin(pool.submit(of("f")))
@@ -81,10 +95,26 @@ def test_a_request_that_leaves_ends_no_compilation() -> None:
     isolated(scenario)
 
 
-def test_executors_compile_where_no_process_can_be_started() -> None:
+def test_a_request_that_leaves_at_the_moment_of_its_error_breaks_nothing() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        inputs: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        request = pool.begin(call("f"), inputs)
+        inputs.set_exception(LIMIT)
+        request.answer.cancel()
+        pool.cancelled(request)
+        await settle()
+        other = await begin(pool.submit(call("g")))
+        workers.reply()
+        assert await other == "value"
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("error", [KaasError("no process"), OSError(28, "no space left on device")])
+def test_executors_compile_where_no_process_can_be_started(error: Exception) -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         task = await begin(pool.submit(of("f")))
-        workers.compilations[0][1].set_exception(KaasError("no process"))
+        workers.compilations[0][1].set_exception(error)
         await settle()
         workers.reply()
         assert await task == "value"
