@@ -140,8 +140,8 @@ def test_misaligned(checked_gpu: Any) -> None:
 def test_code_with_and_without_checks_has_different_cache_entries(gpu: Any, checked_gpu: Any) -> None:
     for one in (gpu, checked_gpu, gpu):
         run(one, STORE, ROOM)
-    checked = set(checked_gpu.compiler._cache.directory.iterdir())
-    plain = set(gpu.compiler._cache.directory.iterdir())
+    checked = set(checked_gpu.compiler._translator._cache.directory.iterdir())
+    plain = set(gpu.compiler._translator._cache.directory.iterdir())
     kernel = re.compile(r"\w+\.\w{24}$")
     names = [{path.name for path in paths if kernel.match(path.name)} for paths in (checked, plain)]
     assert names[0]
