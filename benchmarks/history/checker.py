@@ -1,6 +1,6 @@
 """Checks a history: every request has one answer and at most one effect, and is charged once; nothing is lost.
 
-What holds of a request depends on its answers. Of an operation none of whose answers is sure, the checker assumes
+The rules for a request depend on its answers. Of an operation none of whose answers is sure, the checker assumes
 nothing but that it happens once at most, at any time after its begin.
 """
 
@@ -27,7 +27,7 @@ AFTER_FAULTS = {"ExecutorDied", "StepFailed", "DeviceLost", "ResultLost"}
 AT_ITS_START = ("kill an executor", "kill a step's process")
 """Faults by which a server that starts ends."""
 NO_RESERVE = "there is no reserve for charges"
-"""What a server logs that finds the disk full, and the reserve of the server before used up."""
+"""The log line of a server that finds the disk full, and the reserve of the server before used up."""
 ALLOWED = {
     "stepped": AFTER_FAULTS,
     "get": {"UnknownObject"},

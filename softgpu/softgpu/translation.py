@@ -1,7 +1,7 @@
 """Images, and the code of their kernels without addresses, which any process can load: from the cache, or made here.
 
 The parser and the code generator are imported only if an image is not in the cache: a process that starts again finds
-everything in the cache. What the compiler refuses is kept there too.
+everything in the cache. Refusals of the compiler are kept there too.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class WorkerReply(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """What compiling a kTask's code took. error: why there is no code, if a limit has ended the compiler."""
+    """The end of a compilation. error: why there is no code, if a limit has ended the compiler."""
 
     processor_s: float
     error: KaasError | None = None

@@ -73,7 +73,7 @@ class Holder:
         _, (self.descriptor, *_), _, _ = socket.recv_fds(link, 1, 1)
 
     def constants(self) -> list[int]:
-        """What the holder's own mapping has now."""
+        """Return the numbers that the holder's own mapping has now."""
         self._link.sendall(b"?")
         return list(struct.unpack(f"{len(CONSTANTS)}I", self._link.recv(4 * len(CONSTANTS), socket.MSG_WAITALL)))
 
