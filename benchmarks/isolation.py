@@ -84,7 +84,7 @@ def _random(*shape: int) -> np.ndarray[Any, Any]:
 
 
 def _constant(name: str, value: np.ndarray[Any, Any]) -> InputSource:
-    return InputSource(value, key=name.encode(), constant=True)
+    return InputSource(value, key=name.encode(), constants=b"constants")
 
 
 def seconds(executors: Mapping[str, Executor], request: RunRequest, rounds: int) -> dict[str, list[float]]:

@@ -8,8 +8,9 @@ from time import perf_counter
 import msgspec
 
 from kaas.errors import KaasError, OutOfDeviceMemory
+from kaas.executor.cache.lease import MemoryLease
 from kaas.executor.cache.reservation import Shortage, Unsaved
-from kaas.executor.cache.tiered_memory import MemoryLease, TieredMemory
+from kaas.executor.cache.tiered_memory import TieredMemory
 from kaas.executor.cache.tiers import TierUse, granules
 from kaas.executor.cache.write_back import WriteBackStream
 from kaas.executor.device.monitor import DeviceMonitor

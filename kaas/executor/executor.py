@@ -10,8 +10,9 @@ from types import MappingProxyType
 from kaas.errors import DeviceLost, InvalidRequest, KaasError
 from kaas.executor.admission import Admission, AdmissionRequest, Admitted
 from kaas.executor.cache.cache import ObjectCache
+from kaas.executor.cache.lease import MemoryLease
 from kaas.executor.cache.ranges import WHOLE_OBJECT_BYTES
-from kaas.executor.cache.tiered_memory import MemoryLease, TieredMemory
+from kaas.executor.cache.tiered_memory import TieredMemory
 from kaas.executor.cache.write_back import Deliver, WriteBackStream
 from kaas.executor.client_slots import Isolation, make_slots
 from kaas.executor.device.device import OpenDevice

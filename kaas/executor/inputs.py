@@ -31,14 +31,15 @@ class InputSource(msgspec.Struct, frozen=True):
         key: identity of the object, which is cached under it. None: passed by value, never cached.
         fetch: returns the object when it is not cached; its error becomes the cause of InputFailed.
         offset_bytes: None: the object is the whole input. Otherwise the input is the object's bytes from there on.
-        constant: a function binds the object; constants leave the cache last.
+        constants: the tuple of constants, by its key, of a function that binds the object; such objects leave the cache
+            last. None: no function binds it.
     """
 
     value: Any = None
     key: bytes | None = None
     fetch: Callable[[], Any] | None = None
     offset_bytes: int | None = None
-    constant: bool = False
+    constants: bytes | None = None
 
 
 _ALIGNMENT_BYTES = 256
@@ -76,7 +77,7 @@ class Inputs(msgspec.Struct):
             fields are incomplete.
         objects: bytes of every object with a key, by key. fetched: the objects that no tier has.
         parts: objects that are parts of larger ones. replaced: keys of cached parts that these include.
-        constants: objects that a function binds.
+        constants: objects that a function binds, with the keys of their tuples.
         by_value: inputs that are passed by value.
         shared, copied: (buffer's index, key, offset) of objects. Kernels read shared ones where they are cached. Copied
             ones are copied, since a kernel writes them, a view is not aligned as kernels expect, or they are small and
@@ -92,7 +93,7 @@ class Inputs(msgspec.Struct):
     fetched: dict[bytes, FetchedObject] = {}
     parts: dict[bytes, Part] = {}
     replaced: list[bytes] = []
-    constants: set[bytes] = set()
+    constants: dict[bytes, bytes] = {}
     by_value: ByValue = msgspec.field(default_factory=ByValue)
     shared: list[tuple[int, bytes, int]] = []
     copied: list[tuple[int, bytes, int]] = []
@@ -103,8 +104,8 @@ class Inputs(msgspec.Struct):
     window: ClientWindow | None = None
 
     def reach(self, found: InputObject) -> bool:
-        """Return True if kernels reach an object where it is, or will be: it is not in another client's window."""
-        return self.window is None or type(found) is not CachedObject or found.home in self.window.heaps
+        """Return True if kernels reach an object where it is, or will be, and not in another client's window alone."""
+        return self.window is None or type(found) is not CachedObject or self.window.reaches(found.home)
 
     def keep(self, plan: Plan, kept: Mapping[int, bytes]) -> None:
         """Note the outputs that will stay on the device; no tier can have them yet."""
@@ -220,8 +221,8 @@ def gather_whole(
             if found is None:
                 continue
         inputs.objects[key] = found.nbytes
-        if source.constant:
-            inputs.constants.add(key)
+        if source.constants is not None:
+            inputs.constants[key] = source.constants
     return inputs
 
 
@@ -250,8 +251,8 @@ def _use(
     copied = (
         index in plan.private or start % _ALIGNMENT_BYTES or (inputs.window is not None and not inputs.reach(found))
     )
-    if source.constant:
-        inputs.constants.add(key)
+    if source.constants is not None:
+        inputs.constants[key] = source.constants
     elif index in plan.often_read:
         copied = True
     if copied:

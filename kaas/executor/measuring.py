@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from kaas.executor.admission import Admitted
-from kaas.executor.cache.tiered_memory import MemoryLease, TieredMemory
+from kaas.executor.cache.lease import MemoryLease
+from kaas.executor.cache.tiered_memory import TieredMemory
 from kaas.executor.cache.tiers import TierUse
 from kaas.executor.run_stats import RunStats
 from kaas.executor.slots import SlotWork

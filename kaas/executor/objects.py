@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kaas.executor.device.device_memory import DeviceHeap, HostMemory
+    from kaas.executor.device.device_memory import HostMemory, ObjectHome
+    from kaas.executor.device.window import ClientWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,14 +16,18 @@ class CachedObject:
 
     Fields:
         dtype, shape: None: plain bytes, which fit every buffer.
-        home: the memory from which it is allocated.
+        home: the memory in which it lies.
     """
 
     address: int
     nbytes: int
     dtype: str | None
     shape: tuple[int, ...] | None
-    home: DeviceHeap
+    home: ObjectHome
+
+    def seen_in(self, window: ClientWindow | None) -> int:
+        """Return the address at which kernels find the object: those of a window that reaches it, or all kernels."""
+        return self.address if window is None else window.seen_at(self.address, self.home)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from kaas.errors import WrongScalar
 from kaas.executor.admission import Admitted
-from kaas.executor.cache.tiered_memory import MemoryLease, SlotArena
+from kaas.executor.cache.lease import MemoryLease, SlotArena
 from kaas.executor.cache.tiers import TierUse, granules
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.device_to_host import Bytes, DeviceToHost
@@ -133,7 +133,7 @@ class Slot:
         for index in plan.zeroed:
             stream.clear(addresses[index], plan.nbytes[index])
         for index, key, offset_bytes in inputs.shared:
-            addresses[index] = objects[key].address + offset_bytes
+            addresses[index] = objects[key].seen_in(self.window) + offset_bytes
         self._write_tables(plan, placement, addresses)
         self._wait_for(lease)
         for index, key, offset_bytes in inputs.copied:
@@ -203,7 +203,7 @@ class Slot:
             there = objects[key]
             if there.nbytes:
                 region = (plan.buffers[index].name, 0, there.nbytes)
-                describe(there.address, granules(there.nbytes), [region])
+                describe(there.seen_in(self.window), granules(there.nbytes), [region])
 
     def _wait_for(self, lease: MemoryLease) -> None:
         """Make the stream wait for the copies of objects that are on their way."""

@@ -181,7 +181,9 @@ class CompiledModel:
         if sources is None:
             sources = self._sources[variant] = {
                 buffer.name: InputSource(
-                    self.constants[buffer.name], f"{self._number} {buffer.name}".encode(), constant=True
+                    self.constants[buffer.name],
+                    f"{self._number} {buffer.name}".encode(),
+                    constants=b"%d" % self._number,
                 )
                 for buffer in variant.constants
             }

@@ -306,7 +306,7 @@ def unpack(
                 key=constant_key(constants.ref, binding.entry),
                 fetch=constants.entry(binding.entry),
                 offset_bytes=binding.offset_bytes,
-                constant=True,
+                constants=constants.key,
             )
     return sources
 
@@ -330,7 +330,7 @@ def unpack_objects(
     constants = _Constants(get, refs[0])
     entries = dict.fromkeys(binding.entry for spec in specs for binding in spec.bindings)
     return [
-        InputSource(key=constant_key(constants.ref, entry), fetch=constants.entry(entry), constant=True)
+        InputSource(key=constant_key(constants.ref, entry), fetch=constants.entry(entry), constants=constants.key)
         for entry in entries
     ]
 
@@ -343,7 +343,7 @@ def unpack_keyed(
     return [
         InputSource(key=item.key, fetch=_ObjectFetch(get, refs[item.ref]))
         if item.entry is None
-        else InputSource(key=item.key, fetch=constants[item.ref].entry(item.entry), constant=True)
+        else InputSource(key=item.key, fetch=constants[item.ref].entry(item.entry), constants=constants[item.ref].key)
         for item in loads
     ]
 
@@ -368,6 +368,7 @@ class _Constants:
 
     def __init__(self, get: Callable[[Any], Any], ref: Any) -> None:
         self.ref = ref
+        self.key = bytes(ref.key if type(ref) is Named else ref.binary())
         self._get = get
         self._tuple: tuple[Any, ...] | None = None
 

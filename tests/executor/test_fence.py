@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -11,8 +14,9 @@ import pytest
 import kaas
 from kaas.executor import client_slots
 from kaas.executor.client_slots import FencedSlots
+from kaas.executor.device.device import open_device
 from kaas.executor.executor import Executor, InputSource, RunRequest
-from tests.executor.conftest import MakeExecutor
+from tests.executor.conftest import KERNELS, MakeExecutor
 
 N = 1024
 SECRET = 0x5EC2E7
@@ -40,7 +44,12 @@ def executor(make_executor: MakeExecutor) -> Executor:
 
 @pytest.fixture
 def doubling(library: kaas.Library) -> kaas.KTask:
-    x, y = kaas.Buffer("x", N, "int32"), kaas.Buffer("y", N, "int32")
+    return doubling_of(library, N)
+
+
+def doubling_of(library: kaas.Library, size: int) -> kaas.KTask:
+    """Return a kTask that doubles the first N of so many numbers."""
+    x, y = kaas.Buffer("x", size, "int32"), kaas.Buffer("y", N, "int32")
     args: list[Any] = [kaas.In(x), kaas.Out(y), kaas.i32(2), kaas.i32(N)]
     return kaas.KTask([kaas.Kernel(library, "scale", N // 128, 128, args)], [y])
 
@@ -155,3 +164,77 @@ def test_clients_that_were_away_for_longest_give_their_windows_back(
             )
             assert len(executor._slots.every()) <= 3
     assert len(executor.cache.device.values) == 2
+
+
+LARGE = 2 << 20
+"""Numbers of a large object: 8 MiB."""
+
+
+@pytest.fixture
+def doubling_much(library: kaas.Library) -> kaas.KTask:
+    return doubling_of(library, LARGE)
+
+
+@pytest.mark.parametrize("constants", [None, b"model"])
+def test_clients_of_one_model_read_its_constants_where_they_are(
+    executor: Executor, doubling_much: kaas.KTask, constants: bytes | None
+) -> None:
+    """They are on the device once: no client's arena has a copy, and all clients get the right numbers."""
+    values = np.arange(LARGE, dtype=np.int32)
+    weights = InputSource(values, key=b"weights", constants=constants)
+    for client in "abcab":
+        result = executor.run(RunRequest(doubling_much, {"x": weights}, {}, client))
+        np.testing.assert_array_equal(result.outputs["y"], 2 * values[:N])
+    assert isinstance(executor._slots, FencedSlots)
+    arenas = [slot.arena.nbytes for slot in executor._slots.every()]
+    assert len(arenas) >= 5
+    assert max(arenas) < values.nbytes
+    assert executor.cached_bytes[0] == values.nbytes
+
+
+def attack_shared(named: bool, writes: bool, place: str) -> None:
+    """Let a client attack an object of another, which it names too or not, in a process whose device may be lost.
+
+    place: the address at which the window of this client shows it, or at which copies write it.
+    """
+    executor = Executor(open_device("software"), cache_bytes=64 << 20, isolation="fence", slots=2)
+    task = doubling_of(kaas.Library.from_file(KERNELS / "simple.ptx"), LARGE)
+    weights = InputSource(np.full(LARGE, SECRET, np.int32), key=b"weights", constants=b"model")
+    own = InputSource(np.zeros(LARGE, np.int32), key=b"own", constants=b"another")
+    executor.run(RunRequest(task, {"x": weights}, {}, "alice"))
+    executor.run(RunRequest(task, {"x": weights if named else own}, {}, "mallory"))
+    cached = executor.cache.device.values[b"weights"]
+    assert isinstance(executor._slots, FencedSlots)
+    address = cached.address
+    if place != "copies":
+        window = executor._slots._clients[place].window
+        assert window.reaches(cached.home)
+        address = window.seen_at(address, cached.home)
+    read: list[int] = []
+    try:
+        read = attack(executor, address, writes)
+    except kaas.errors.DeviceLost:
+        assert writes or not named or place == "copies"
+    else:
+        assert not writes or place != "mallory"
+    assert (SECRET in read) == (named and place == "mallory" and not writes)
+    assert (np.ctypeslib.as_array((ctypes.c_int32 * LARGE).from_address(cached.address)) == SECRET).all()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("named", "writes", "place"),
+    [
+        (True, False, "mallory"),
+        (True, True, "mallory"),
+        (True, True, "copies"),
+        (False, False, "alice"),
+        (False, True, "alice"),
+        (False, False, "copies"),
+    ],
+)
+def test_a_client_reads_only_large_objects_that_it_names_and_changes_none(
+    named: bool, writes: bool, place: str
+) -> None:
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        process.submit(attack_shared, named, writes, place).result()

@@ -131,7 +131,8 @@ def test_a_small_object_that_many_launches_read_is_copied_to_a_fixed_place(
 
     monkeypatch.setattr(driver, "cuGraphExecKernelNodeSetParams", count)
     for number in range(1, 8):
-        w = InputSource(np.full(n, number, np.int32), key=b"read-%d-%d-%d" % (launches, n, number), constant=constant)
+        key, constants = b"read-%d-%d-%d" % (launches, n, number), b"constants" if constant else None
+        w = InputSource(np.full(n, number, np.int32), key=key, constants=constants)
         made[0] = 0
         result = executor.run(RunRequest(task, {"x": InputSource(x), "w": w}, {}))
         np.testing.assert_array_equal(result.outputs["y"], x + launches * number)

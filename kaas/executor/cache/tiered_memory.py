@@ -3,62 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
-from typing import Any
-
-import msgspec
 
 from kaas.errors import OutOfDeviceMemory
 from kaas.executor.cache.cache import ObjectCache
 from kaas.executor.cache.inflight import InflightCopies, InflightCopy
+from kaas.executor.cache.lease import MemoryLease, SlotArena
 from kaas.executor.cache.ranges import Ranges
 from kaas.executor.cache.reservation import Reservation, Shortage, Unsaved
 from kaas.executor.cache.tiers import TierUse
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.device_memory import DeviceHeap, HostMemory
 from kaas.executor.device.page_locked import PageLockedBuffers
+from kaas.executor.device.window import Placed
 from kaas.executor.inputs import Inputs
 from kaas.executor.objects import CachedObject, HostObject
-
-
-@dataclass(slots=True)
-class SlotArena:
-    """A slot's arena, from `home`. address: 0 while it has no bytes; fresh: it was not cleared since its allocation."""
-
-    home: DeviceHeap
-    address: int = 0
-    nbytes: int = 0
-    fresh: bool = False
-
-
-class MemoryLease(msgspec.Struct):
-    """The memory of one request: its reservation, and the work that was done for it.
-
-    Fields:
-        objects: all objects on the device. Those of the request stay there.
-        tiers: as in `RunStats`, without the seconds of copies.
-        loaded: objects that are new on the device. sources: the bytes, or the host address, to copy them from.
-        made: objects that the request makes there. host_loaded: objects that are new in host memory.
-        evicted, host_evicted: victims that are freed.
-        left: keys of evicted objects of which nothing is on the device any more.
-        copies: of loaded. awaited: copies that other requests make of this request's objects.
-        hosting_s: seconds that fetched objects took to be copied to host memory.
-    """
-
-    reservation: Reservation
-    objects: Mapping[bytes, CachedObject]
-    tiers: dict[str, TierUse] = {}
-    loaded: dict[bytes, CachedObject] = {}
-    made: dict[bytes, CachedObject] = {}
-    sources: dict[bytes, Any] = {}
-    host_loaded: dict[bytes, HostObject] = {}
-    evicted: list[bytes] = []
-    host_evicted: list[bytes] = []
-    left: tuple[bytes, ...] = ()
-    copies: dict[bytes, InflightCopy] = {}
-    awaited: list[InflightCopy] = []
-    hosting_s: float = 0.0
 
 
 class TieredMemory:
@@ -291,15 +250,15 @@ class TieredMemory:
 
     def _allocate(self, lease: MemoryLease, inputs: Inputs) -> None:
         reservation, on_host = lease.reservation, self.cache.host.values
-        window = inputs.window
-        written, read = (self._pool, self._pool) if window is None else window.heaps
-        for key, nbytes in reservation.loads.items():
-            if key in inputs.made:
-                made = inputs.made[key]
-                lease.made[key] = CachedObject(written.allocate(nbytes), made.nbytes, made.dtype, made.shape, written)
-                continue
+        window, loads = inputs.window, dict(reservation.loads)
+        written = self._pool if window is None else window.written
+        for key in inputs.made:
+            made, nbytes = inputs.made[key], loads.pop(key)
+            lease.made[key] = CachedObject(written.allocate(nbytes), made.nbytes, made.dtype, made.shape, written)
+        placed = _placed(loads, self._pool) if window is None else window.place(loads, inputs.constants)
+        for key, home, address in placed:
             source = inputs.fetched.get(key) or on_host[key]
-            lease.loaded[key] = CachedObject(read.allocate(nbytes), source.nbytes, source.dtype, source.shape, read)
+            lease.loaded[key] = CachedObject(address, source.nbytes, source.dtype, source.shape, home)
         self._pool.settle()
         for key in reservation.host_hits:
             lease.sources[key] = on_host[key].memory.address
@@ -398,3 +357,9 @@ class TieredMemory:
 def _hits(inputs: Inputs) -> dict[str, TierUse]:
     """Return the tiers' use of a request that found everything on the device."""
     return {"device": TierUse(len(inputs.objects), sum(inputs.objects.values()))} if inputs.objects else {}
+
+
+def _placed(loads: Mapping[bytes, int], heap: DeviceHeap) -> Iterator[Placed]:
+    """Allocate objects in the device's pool."""
+    for key, nbytes in loads.items():
+        yield key, heap, heap.allocate(nbytes)

@@ -113,17 +113,21 @@ def _lines(path: Path) -> list[str]:
 HOST_ROOM = HostRoom(available_bytes)
 
 
-class DeviceHeap(Protocol):
-    """Device memory that is allocated and freed."""
-
-    def allocate(self, nbytes: int) -> int:
-        """Return the address of new memory, for kernels. Raise OutOfDeviceMemory if there is not enough."""
+class ObjectHome(Protocol):
+    """Device memory in which objects lie, each until it is freed."""
 
     def free(self, address: int) -> None:
         """Free memory that no stream uses any more."""
 
     def written_at(self, address: int) -> int:
         """Return the address at which copies write what kernels find at an address."""
+
+
+class DeviceHeap(ObjectHome, Protocol):
+    """Device memory that is allocated and freed."""
+
+    def allocate(self, nbytes: int) -> int:
+        """Return the address of new memory, for kernels. Raise OutOfDeviceMemory if there is not enough."""
 
 
 class MemoryPool:

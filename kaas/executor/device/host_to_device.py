@@ -7,7 +7,7 @@ from time import perf_counter
 
 import numpy as np
 
-from kaas.executor.cache.tiered_memory import MemoryLease
+from kaas.executor.cache.lease import MemoryLease
 from kaas.executor.device.monitor import DeviceMonitor
 from kaas.executor.device.streams import Stream
 

@@ -3,12 +3,17 @@
 A window has two heaps. In one are arenas and outputs, which kernels may write. In the other are cached objects, which
 kernels can only read: its pages are mapped a second time outside of the window, where copies put the bytes. Pages of
 physical memory (cuMemCreate) come with the first allocation that lies in them, and go with the last one.
+
+Objects of a page or more have pages of their own, `SharedPages`, which are mapped in the window of every client that
+names them: each is on the device once.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from cuda.bindings import driver
@@ -16,7 +21,7 @@ from cuda.bindings import driver
 import softgpu
 from kaas.errors import KaasError, OutOfDeviceMemory
 from kaas.executor.device.code import LoadedLibrary, load
-from kaas.executor.device.device_memory import HOST_ROOM, refusal
+from kaas.executor.device.device_memory import HOST_ROOM, ObjectHome, refusal
 from kaas.executor.device.driver_errors import call
 from kaas.ktask.library import Library
 
@@ -26,6 +31,9 @@ ALIGNMENT_BYTES = 256
 """The alignment that cuMemAlloc guarantees."""
 WINDOW_FACTOR = 4
 """The addresses of each heap, in sizes of the device's memory: so much may be lost between allocations."""
+
+Placed = tuple[bytes, ObjectHome, int]
+"""An object that has been allocated: its key, its memory, and its address there."""
 
 
 class ClientWindow:
@@ -49,13 +57,59 @@ class ClientWindow:
         middle = self._addresses.base + heap_bytes
         self._mirror = int(call(driver.cuMemAddressReserve, heap_bytes, 0, 0, 0))
         self._heap_bytes = heap_bytes
-        properties = driver.CUmemAllocationProp()
-        properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        properties.location.id = int(device)
-        self.written = Heap(self._addresses.start, middle, None, properties, name)
-        self.read = Heap(middle, self._addresses.end, self._mirror, properties, name)
+        self._pages = Pages(device, name)
+        self.written = Heap(self._addresses.start, middle, None, self._pages)
+        self.read = Heap(middle, self._addresses.end, self._mirror, self._pages)
         self.heaps = self.written, self.read
+        self._seen: dict[SharedPages, int] = {}  # with the distance from their own addresses to this window's
+
+    def place(self, sizes: Mapping[bytes, int], tuples: Mapping[bytes, bytes]) -> Iterator[Placed]:
+        """Allocate objects that kernels of this window read.
+
+        Args:
+            sizes: bytes by key.
+            tuples: the keys of the tuples of constants to which some of them belong.
+
+        Raises:
+            OutOfDeviceMemory: the device has not enough. What was yielded stays.
+        """
+        together: dict[bytes, dict[bytes, int]] = {}
+        for key, nbytes in sizes.items():
+            together.setdefault(tuples.get(key, key), {})[key] = nbytes
+        for group in together.values():
+            if sum(group.values()) < PAGE_BYTES:
+                for key, nbytes in group.items():
+                    yield key, self.read, self.read.allocate(nbytes)
+            else:
+                shared = SharedPages(self._pages, [*group.values()])
+                if not self.reaches(shared):
+                    shared.close()
+                    raise self.read.full(shared.nbytes)
+                yield from [(key, shared, address) for key, address in zip(group, shared.places, strict=True)]
+
+    def reaches(self, home: ObjectHome) -> bool:
+        """Return True if kernels of this window find what has its home there; shared memory is mapped first.
+
+        Shared memory is not found if the window has no addresses left for it.
+        """
+        if not isinstance(home, SharedPages):
+            return home in self.heaps
+        if home not in self._seen:
+            start = self.read.reserve(home.nbytes)
+            if start is None:
+                return False
+            home.show(self, start)
+            self._seen[home] = start - home.start
+        return True
+
+    def seen_at(self, address: int, home: ObjectHome) -> int:
+        """Return the address at which kernels of this window find an object that it `reaches`."""
+        return address + self._seen[home] if isinstance(home, SharedPages) else address
+
+    def forget(self, shared: SharedPages) -> None:
+        """Give the addresses of shared memory back, of which nothing is mapped any more."""
+        self.read.release(self.seen_at(shared.start, shared), shared.nbytes)
+        del self._seen[shared]
 
     def load(self, library: Library) -> LoadedLibrary:
         """Load a library whose kernels are confined to the window; see `code.load`."""
@@ -63,9 +117,46 @@ class ClientWindow:
             return load(library, self._device, self._name)
 
     def close(self) -> None:
-        """Give the addresses back. All memory must be free, and all libraries unloaded."""
+        """Give the addresses back. All memory of the heaps must be free, and all libraries unloaded."""
+        for shared in list(self._seen):
+            shared.hide(self)
         self._addresses.close()
         call(driver.cuMemAddressFree, self._mirror, self._heap_bytes)
+
+
+class Pages:
+    """Physical memory of one device, page by page. device: the driver's handle. name: of the device, for errors."""
+
+    def __init__(self, device: Any, name: str) -> None:
+        properties = self._properties = driver.CUmemAllocationProp()
+        properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        properties.location.id = int(device)
+        self.name = name
+
+    def make(self) -> Any:
+        """Return the handle of a new page.
+
+        Raises:
+            OutOfDeviceMemory: the device has not enough.
+        """
+        status, memory = driver.cuMemCreate(PAGE_BYTES, self._properties, 0)
+        if status:
+            raise refusal("cuMemCreate", int(status), PAGE_BYTES, self.name)
+        return memory
+
+    def map(self, address: int, memory: Any, *, writable: bool) -> None:
+        """Map a page at an address."""
+        access, flags = driver.CUmemAccessDesc(), driver.CUmemAccess_flags
+        access.location = self._properties.location
+        access.flags = flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE if writable else flags.CU_MEM_ACCESS_FLAGS_PROT_READ
+        call(driver.cuMemMap, address, PAGE_BYTES, 0, memory, 0)
+        call(driver.cuMemSetAccess, address, PAGE_BYTES, [access], 1)
+
+
+def unmap(address: int) -> None:
+    """Unmap the page at an address."""
+    call(driver.cuMemUnmap, address, PAGE_BYTES)
 
 
 class Heap:
@@ -73,12 +164,12 @@ class Heap:
 
     Args:
         start, end: the addresses. mirror: where pages are mapped a second time, to be written; None: kernels write
-            them. properties: of the physical memory. name: of the device, for errors.
+            them. pages: the device's.
     """
 
-    def __init__(self, start: int, end: int, mirror: int | None, properties: Any, name: str) -> None:
+    def __init__(self, start: int, end: int, mirror: int | None, pages: Pages) -> None:
         self._start, self._mirror = start, mirror
-        self._properties, self._name = properties, name
+        self._memory = pages
         self._holes = [(start, end)]  # by address, none beside another
         self._sizes: dict[int, int] = {}  # of allocations, by address
         self._pages: dict[int, tuple[Any, int]] = {}  # by number: the memory, and the allocations that lie in it
@@ -89,15 +180,11 @@ class Heap:
         Raises:
             OutOfDeviceMemory: the device has not enough.
         """
-        HOST_ROOM.check(nbytes, self._name)
-        nbytes = max(1, -(-nbytes // ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
-        place = next((at for at, (start, end) in enumerate(self._holes) if end - start >= nbytes), None)
-        if place is None:
-            message = f"the window has no {nbytes} addresses left"
-            raise OutOfDeviceMemory(message, device=self._name, needed_bytes=nbytes)
-        start, end = self._holes.pop(place)
-        if start + nbytes < end:
-            self._holes.insert(place, (start + nbytes, end))
+        HOST_ROOM.check(nbytes, self._memory.name)
+        nbytes = aligned(nbytes)
+        start = self._take_hole(nbytes, ALIGNMENT_BYTES)
+        if start is None:
+            raise self.full(nbytes)
         self._sizes[start] = nbytes
         taken = []
         try:
@@ -111,6 +198,19 @@ class Heap:
             self._add_hole(start, start + nbytes)
             raise
         return start
+
+    def full(self, nbytes: int) -> OutOfDeviceMemory:
+        """Return the error of an allocation for which there are no addresses."""
+        message = f"the window has no {nbytes} addresses left"
+        return OutOfDeviceMemory(message, device=self._memory.name, needed_bytes=nbytes)
+
+    def reserve(self, nbytes: int) -> int | None:
+        """Return the first of so many addresses, for whole pages that others map there; None if there are none."""
+        return self._take_hole(nbytes, PAGE_BYTES)
+
+    def release(self, start: int, nbytes: int) -> None:
+        """Give reserved addresses back, where nothing is mapped."""
+        self._add_hole(start, start + nbytes)
 
     def written_at(self, address: int) -> int:
         """Return the address at which copies write what kernels find at an address."""
@@ -128,33 +228,17 @@ class Heap:
         """Bytes of physical memory."""
         return len(self._pages) * PAGE_BYTES
 
-    def _pages_of(self, address: int) -> Iterator[int]:
-        first, last = address - self._start, address - self._start + self._sizes[address] - 1
-        return iter(range(first // PAGE_BYTES, last // PAGE_BYTES + 1))
+    def _pages_of(self, address: int) -> range:
+        return pages_of(address - self._start, self._sizes[address])
 
     def _take(self, page: int) -> None:
         memory, users = self._pages.get(page, (None, 0))
         if not users:
-            memory = self._new_page(page)
+            memory = self._memory.make()
+            self._memory.map(self._start + page * PAGE_BYTES, memory, writable=self._mirror is None)
+            if self._mirror is not None:
+                self._memory.map(self._mirror + page * PAGE_BYTES, memory, writable=True)
         self._pages[page] = memory, users + 1
-
-    def _new_page(self, page: int) -> Any:
-        status, memory = driver.cuMemCreate(PAGE_BYTES, self._properties, 0)
-        if status:
-            raise refusal("cuMemCreate", int(status), PAGE_BYTES, self._name)
-        flags = driver.CUmemAccess_flags
-        write = flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        kernels = write if self._mirror is None else flags.CU_MEM_ACCESS_FLAGS_PROT_READ
-        self._map(self._start + page * PAGE_BYTES, memory, kernels)
-        if self._mirror is not None:
-            self._map(self._mirror + page * PAGE_BYTES, memory, write)
-        return memory
-
-    def _map(self, address: int, memory: Any, flags: Any) -> None:
-        access = driver.CUmemAccessDesc()
-        access.location, access.flags = self._properties.location, flags
-        call(driver.cuMemMap, address, PAGE_BYTES, 0, memory, 0)
-        call(driver.cuMemSetAccess, address, PAGE_BYTES, [access], 1)
 
     def _give(self, page: int) -> None:
         memory, users = self._pages[page]
@@ -162,10 +246,20 @@ class Heap:
             self._pages[page] = memory, users - 1
             return
         del self._pages[page]
-        call(driver.cuMemUnmap, self._start + page * PAGE_BYTES, PAGE_BYTES)
+        unmap(self._start + page * PAGE_BYTES)
         if self._mirror is not None:
-            call(driver.cuMemUnmap, self._mirror + page * PAGE_BYTES, PAGE_BYTES)
+            unmap(self._mirror + page * PAGE_BYTES)
         call(driver.cuMemRelease, memory)
+
+    def _take_hole(self, nbytes: int, alignment: int) -> int | None:
+        for at, (first, end) in enumerate(self._holes):
+            start = -(-first // alignment) * alignment
+            if end - start >= nbytes:
+                self._holes[at : at + 1] = [
+                    each for each in ((first, start), (start + nbytes, end)) if each[0] < each[1]
+                ]
+                return start
+        return None
 
     def _add_hole(self, start: int, end: int) -> None:
         at = bisect_left(self._holes, (start, end))
@@ -174,3 +268,93 @@ class Heap:
         if at and self._holes[at - 1][1] == start:
             start = self._holes.pop(at - 1)[0]
         insort(self._holes, (start, end))
+
+
+class SharedPages:
+    """Memory of one object, or of constants of one function, which every client may read that names them.
+
+    The first of its addresses, outside of all windows, is where copies write it. A window shows all of it at other
+    addresses, since a client that names one of the constants names all of them. Pages that nothing uses go before the
+    others.
+
+    Fields:
+        start, nbytes: its addresses. places: those of the objects, in the order of their sizes.
+    """
+
+    def __init__(self, pages: Pages, sizes: Sequence[int]) -> None:
+        """Allocate the memory.
+
+        Raises:
+            OutOfDeviceMemory: the device has not enough.
+        """
+        HOST_ROOM.check(sum(sizes), pages.name)
+        starts = [0, *accumulate(map(aligned, sizes))]
+        self.nbytes = -(-starts[-1] // PAGE_BYTES) * PAGE_BYTES
+        self.start = int(call(driver.cuMemAddressReserve, self.nbytes, PAGE_BYTES, 0, 0))
+        self.places = [self.start + start for start in starts[:-1]]
+        self._sizes = dict(zip(self.places, sizes, strict=True))
+        self._pages = pages
+        self._memory: dict[int, Any] = {}
+        self._users = Counter(page for place in self.places for page in self._pages_of(place))
+        self._windows: set[ClientWindow] = set()
+        try:
+            for page in self._users:
+                self._memory[page] = pages.make()
+                pages.map(self.start + page * PAGE_BYTES, self._memory[page], writable=True)
+        except KaasError:
+            self.close()
+            raise
+
+    def show(self, window: ClientWindow, start: int) -> None:
+        """Map the memory for reading at the addresses of a window from start on."""
+        for page, memory in self._memory.items():
+            self._pages.map(start + page * PAGE_BYTES, memory, writable=False)
+        self._windows.add(window)
+
+    def hide(self, window: ClientWindow) -> None:
+        """Unmap the memory in a window."""
+        for page in self._memory:
+            unmap(window.seen_at(self.start, self) + page * PAGE_BYTES)
+        self._windows.remove(window)
+        window.forget(self)
+
+    def written_at(self, address: int) -> int:
+        """Return the address itself, which is outside of all windows."""
+        return address
+
+    def free(self, address: int) -> None:
+        """Free one of the objects, which no stream uses any more."""
+        for page in self._pages_of(address):
+            self._users[page] -= 1
+            if not self._users[page]:
+                self._free(page)
+        del self._sizes[address]
+        if not self._sizes:
+            self.close()
+
+    def close(self) -> None:
+        """Free what is left, and give the addresses back."""
+        for page in list(self._memory):
+            self._free(page)
+        for window in list(self._windows):
+            self.hide(window)
+        call(driver.cuMemAddressFree, self.start, self.nbytes)
+
+    def _pages_of(self, place: int) -> range:
+        return pages_of(place - self.start, self._sizes[place])
+
+    def _free(self, page: int) -> None:
+        memory = self._memory.pop(page)
+        for start in (self.start, *(window.seen_at(self.start, self) for window in self._windows)):
+            unmap(start + page * PAGE_BYTES)
+        call(driver.cuMemRelease, memory)
+
+
+def aligned(nbytes: int) -> int:
+    """Return the bytes that an allocation takes."""
+    return max(1, -(-nbytes // ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
+
+
+def pages_of(offset: int, nbytes: int) -> range:
+    """Return the numbers of the pages in which some bytes lie; 0 bytes lie in one page."""
+    return range(offset // PAGE_BYTES, (offset + max(1, nbytes) - 1) // PAGE_BYTES + 1)

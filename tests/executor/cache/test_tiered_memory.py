@@ -347,7 +347,7 @@ def test_a_host_without_lockable_memory(
 
 def test_constants_of_functions_leave_last(make_executor: MakeExecutor, task: kaas.KTask) -> None:
     executor = make_executor(4 * KIB)
-    weights = InputSource(array(7), key=b"weights", constant=True)
+    weights = InputSource(array(7), key=b"weights", constants=b"model")
     for value in (1, 2, 1, 3):
         executor.run(RunRequest(task, {"a": weights, "b": source(value)}, {}))
     assert add(executor, task, 1, 4).evicted == (b"\3",)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kaas.errors import OutOfDeviceMemory
 from kaas.executor.device.device import OpenDevice, open_device
-from kaas.executor.device.window import PAGE_BYTES, ClientWindow
+from kaas.executor.device.window import PAGE_BYTES, ClientWindow, SharedPages
 
 
 @pytest.fixture
@@ -91,3 +91,85 @@ def test_allocations_never_overlap(window: ClientWindow, draws: list[tuple[bool,
         for address in live:
             heap.free(address)
     assert heap.used_bytes == 0
+
+
+@pytest.fixture
+def windows(device: OpenDevice) -> Iterator[list[ClientWindow]]:
+    with device.context:
+        made = [ClientWindow(device.ordinal, "software", device.info().memory_bytes) for _ in range(3)]
+        yield made
+        for window in made:
+            window.close()
+
+
+def shared_of(window: ClientWindow, *sizes: int) -> SharedPages:
+    """Return the memory of a tuple of constants of these sizes, which this window reads."""
+    keys = [b"%d" % number for number in range(len(sizes))]
+    placed = list(window.place(dict(zip(keys, sizes, strict=True)), dict.fromkeys(keys, b"tuple")))
+    (shared,) = {home for _, home, _ in placed}
+    assert isinstance(shared, SharedPages)
+    assert [address for _, _, address in placed] == shared.places
+    return shared
+
+
+def test_constants_that_several_clients_name_are_on_the_device_once(
+    device: OpenDevice, windows: list[ClientWindow]
+) -> None:
+    free_bytes = device.free_bytes()
+    shared = shared_of(windows[0], PAGE_BYTES, 1000, PAGE_BYTES)
+    taken_bytes = free_bytes - device.free_bytes()
+    assert taken_bytes == 3 * PAGE_BYTES
+    for number, address in enumerate(shared.places):
+        seen(shared.written_at(address), 1000)[:] = number + 1
+    for window in windows[:2]:
+        assert window.reaches(shared)
+        for number, address in enumerate(shared.places):
+            assert (seen(window.seen_at(address, shared), 1000) == number + 1).all()
+            assert window.read.written_at(window.seen_at(address, shared)) != address, "it is not a client's own memory"
+    assert device.free_bytes() == free_bytes - taken_bytes
+    for address in shared.places:
+        shared.free(address)
+    assert device.free_bytes() == free_bytes
+
+
+def test_pages_go_with_the_last_object_in_them(device: OpenDevice, windows: list[ClientWindow]) -> None:
+    shared = shared_of(windows[0], PAGE_BYTES, PAGE_BYTES + 256, 256)
+    assert windows[1].reaches(shared)
+    free_bytes = device.free_bytes()
+    first, second, third = shared.places
+    shared.free(second)
+    assert device.free_bytes() == free_bytes + PAGE_BYTES, "the last of its pages has another object"
+    seen(shared.written_at(third), 256)[:] = 3
+    assert (seen(windows[1].seen_at(third, shared), 256) == 3).all()
+    assert windows[2].reaches(shared), "a window that comes later"
+    assert (seen(windows[2].seen_at(third, shared), 256) == 3).all()
+    shared.free(third)
+    shared.free(first)
+    assert device.free_bytes() == free_bytes + 3 * PAGE_BYTES
+
+
+def test_a_window_goes_and_the_others_still_read(windows: list[ClientWindow]) -> None:
+    shared = shared_of(windows[0], 2 * PAGE_BYTES)
+    (address,) = shared.places
+    seen(shared.written_at(address), 100)[:] = 7
+    assert windows[1].reaches(shared)
+    windows.pop(0).close()
+    assert (seen(windows[0].seen_at(address, shared), 100) == 7).all()
+    shared.free(address)
+
+
+def test_a_device_without_memory_for_shared_objects_loses_nothing(
+    device: OpenDevice, windows: list[ClientWindow]
+) -> None:
+    free_bytes = device.free_bytes()
+    with pytest.raises(OutOfDeviceMemory):
+        shared_of(windows[0], free_bytes, PAGE_BYTES)
+    assert device.free_bytes() == free_bytes
+
+
+def test_small_objects_lie_beside_each_other_in_the_window_of_their_client(windows: list[ClientWindow]) -> None:
+    placed = list(windows[0].place(dict.fromkeys([b"a", b"b", b"c"], 1000), {b"a": b"t", b"b": b"t"}))
+    assert {home for _, home, _ in placed} == {windows[0].read}
+    assert not windows[1].reaches(windows[0].read)
+    for _, home, address in placed:
+        home.free(address)
