@@ -2,6 +2,8 @@
 
 Each request runs the kernel on 4 KB of its own and on 4 KB of its client's, and its output is checked. A pool has one
 slot: where clients have executors of their own, the policy still runs one request at a time on the device.
+
+Then such clients call one model, whose constants are 64 MB: the figures `model_*` are of those after the first.
 """
 
 from __future__ import annotations
@@ -25,20 +27,18 @@ PTX = Path(__file__).parent / "kernels" / "launch.ptx"
 KERNEL_S = 5e-3
 CLIENTS, SINGLE, MEASURED_S = 4, 100, 2.0
 N = 1024
+MODEL_FLOATS = 16 << 20
 START_LIMIT_S = 30.0
-DEVICE = kaas.Device("software", 256 << 20, model=softgpu.Model(kernels={"step": softgpu.Takes(KERNEL_S)}))
+DEVICE = kaas.Device("software", 1 << 30, model=softgpu.Model(kernels={"step": softgpu.Takes(KERNEL_S)}))
 
 
 class Client:
-    """A client of the pool that this process has now."""
+    """A client of the pool that this process has now, with a function."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, function: Any) -> None:
         self.name = f"client {number}"
-        x, w, y = (kaas.Buffer(name, N, "float32") for name in "xwy")
-        args: list[Any] = [kaas.In(x), kaas.In(w), kaas.Out(y), kaas.i32(N), kaas.i32(1)]
-        task = kaas.KTask([kaas.Kernel(kaas.Library.from_file(PTX), "step", N // 256, 256, args)], [y])
         self._x = np.full(N, number, np.float32)
-        self._function = kaas.register(task, {"w": np.full(N, 10 * number, np.float32)})
+        self._function = function
         self._expected: Any = None
 
     def ask(self) -> float:
@@ -50,6 +50,14 @@ class Client:
             self._expected = output
         np.testing.assert_array_equal(output, self._expected)
         return took_s
+
+
+def step_of(weights: np.ndarray[Any, Any]) -> Any:
+    """Return a registered function of the kernel, whose constant is these numbers."""
+    x, w, y = (kaas.Buffer(name, size, "float32") for name, size in (("x", N), ("w", weights.size), ("y", N)))
+    args: list[Any] = [kaas.In(x), kaas.In(w), kaas.Out(y), kaas.i32(N), kaas.i32(1)]
+    task = kaas.KTask([kaas.Kernel(kaas.Library.from_file(PTX), "step", N // 256, 256, args)], [y])
+    return kaas.register(task, {"w": weights})
 
 
 @contextmanager
@@ -98,10 +106,8 @@ def spare_is_ready(isolation: str) -> None:
 def turn(isolation: str) -> dict[str, float]:
     """Start a pool, and return what it does."""
     with pool(isolation):
-        clients, first = [Client(number) for number in range(1, CLIENTS + 1)], list[float]()
-        for client in clients:
-            spare_is_ready(isolation)
-            first.append(client.ask())
+        clients = [Client(number, step_of(np.full(N, 10 * number, np.float32))) for number in range(1, CLIENTS + 1)]
+        first = first_answers(isolation, clients)
         latency_s = median(clients[0].ask() for _ in range(SINGLE))
         counts = [0] * CLIENTS
         until_s = perf_counter() + MEASURED_S
@@ -122,10 +128,34 @@ def turn(isolation: str) -> dict[str, float]:
     return {"first_ms": 1e3 * median(first), "latency_ms": 1e3 * latency_s, "rate": rate, "memory_mb": memory_mb}
 
 
+def model_turn(isolation: str) -> dict[str, float]:
+    """Start a pool whose clients call one model, and return what it does."""
+    with pool(isolation):
+        model = step_of(np.arange(MODEL_FLOATS, dtype=np.float32))
+        clients = [Client(number, model) for number in range(1, CLIENTS + 1)]
+        first = first_answers(isolation, clients)
+        latency_s = median(clients[-1].ask() for _ in range(SINGLE))
+        memory_mb = sum(map(resident_mb, processes()))
+    return {
+        "model_first_ms": 1e3 * median(first[1:]),
+        "model_latency_ms": 1e3 * latency_s,
+        "model_memory_mb": memory_mb,
+    }
+
+
+def first_answers(isolation: str, clients: list[Client]) -> list[float]:
+    """Return the seconds of the first request of each client, one after the other."""
+    taken = []
+    for client in clients:
+        spare_is_ready(isolation)
+        taken.append(client.ask())
+    return taken
+
+
 def compare(rounds: int) -> dict[str, dict[str, float]]:
     """Return the medians over so many rounds, by level."""
     taken: dict[str, list[dict[str, float]]] = {level: [] for level in LEVELS}
     for _ in range(rounds):
         for level in LEVELS:
-            taken[level].append(turn(level))
+            taken[level].append(turn(level) | model_turn(level))
     return {level: {name: median(each[name] for each in turns) for name in turns[0]} for level, turns in taken.items()}

@@ -208,12 +208,15 @@ def isolation_table(detail: Mapping[str, Any]) -> str:
         "latency of one client, ms": "latency_ms",
         "first answer to a new client, ms": "first_ms",
         "memory of the executors, MB": "memory_mb",
+        "one model of 64 MB for four clients: latency of the last, ms": "model_latency_ms",
+        "first answer to a client after the first, ms": "model_first_ms",
+        "memory of the executors then, MB": "model_memory_mb",
     }
     rows = [f"| one device, kernels of 5 ms | {' | '.join(f'`{level}`' for level in levels)} |"]
     rows.append(f"|{' --- |' * (len(levels) + 1)}")
     for text, figure in figures.items():
-        measured = [detail[f"pool_{level}_{figure}"] for level in levels]
-        rows.append(f"| {text} | {' | '.join(f'{each:.3g}' for each in measured)} |")
+        measured = [detail.get(f"pool_{level}_{figure}") for level in levels]
+        rows.append(f"| {text} | {' | '.join('–' if each is None else f'{each:.3g}' for each in measured)} |")
     return "\n".join(rows)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from dataclasses import replace
+from functools import partial
 
 from kaas.errors import KaasError
 from kaas.worker.process_orders import ExecutorOrders
@@ -18,7 +19,8 @@ from kaas.worker.processes import end_group, ordered, report_failure, report_rea
 def main() -> None:
     word_file = int(sys.argv[1])
     try:
-        orders: ExecutorOrders = ordered(sys.stdin.buffer, end_group, _enter_sandbox)
+        lacks: list[str] = []
+        orders: ExecutorOrders = ordered(sys.stdin.buffer, end_group, partial(_enter_sandbox, lacks))
         from kaas.wire.status import status_codec
         from kaas.worker.executor_worker import ExecutorWorker
 
@@ -27,12 +29,14 @@ def main() -> None:
     except KaasError as error:
         report_failure(word_file, error)
         return
-    report_ready(word_file, status_codec.encode(replace(info, sandboxed=orders.sandbox is not None)))
+    report_ready(
+        word_file, status_codec.encode(replace(info, sandboxed=orders.sandbox is not None, lacks=tuple(lacks)))
+    )
     threading.Event().wait()  # other threads do the work; the process ends with its parent
 
 
-def _enter_sandbox(orders: ExecutorOrders) -> None:
-    """Enter the sandbox that the orders name.
+def _enter_sandbox(lacks: list[str], orders: ExecutorOrders) -> None:
+    """Enter the sandbox that the orders name, and add what Linux lacks for it.
 
     Raises:
         DeviceUnavailable: there is no driver for a software device.
@@ -43,7 +47,7 @@ def _enter_sandbox(orders: ExecutorOrders) -> None:
         from kaas.executor.device import software
 
         software.prepare()
-    orders.sandbox.enter()
+    lacks += orders.sandbox.enter()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ into the compile cache and its own threads' files (/proc/self/task) only, starts
 and neither traces another process nor signals one. Linux restricts files from 5.13 on, connections from 6.7 on, signals
 from 6.12 on. Landlock lets a process still list and open the open files of another one (/proc/PID/fd): `unreadable` and
 the loss of capabilities prevent that.
-`kaas.worker.seccomp` refuses system calls that Landlock does not cover.
+`kaas.worker.seccomp` refuses system calls that Landlock does not cover. Namespaces of its own, where Linux lets a user
+make them, leave the process no network and no abstract sockets of others at all.
 """
 
 from __future__ import annotations
@@ -48,10 +49,13 @@ PASSED_ON_BEGIN = ("KAAS_", "SOFTGPU_", "CUDA_", "NVIDIA_", "PYTHON", "LC_", "OM
 """An executor also gets variables whose names begin so. Any other variable may be a secret of the operator."""
 
 
+LANDLOCK_VERSIONS = {"connections": 4, "signals": 6}
+"""The versions of Landlock from which on it restricts these."""
 LIMITS = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: 4096}
 """Limits of the process: it leaves no memory in files, and does not take all that the machine may have open."""
 
 _PR_SET_DUMPABLE = 4
+_CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWNET = 0x08000000, 0x10000000, 0x40000000
 _CAPABILITY_VERSION_3 = 0x20080522
 
 
@@ -70,13 +74,14 @@ class Sandbox:
     own: str = ""
     sockets: bool = True
 
-    def enter(self) -> None:
-        """Restrict this process, which has a single thread, for good.
+    def enter(self) -> tuple[str, ...]:
+        """Restrict this process, which has a single thread, for good; return what Linux cannot restrict here.
 
         Raises:
             LandlockError: Linux has no Landlock here.
             OSError
         """
+        apart = _try_namespaces()
         hidden = [Path(path).resolve() for path in self.hidden]
         settings = [Path("/etc") / name for name in SETTINGS]
         settings += [Path(os.environ[name]) for name in NAMED if os.environ.get(name)]
@@ -98,7 +103,9 @@ class Sandbox:
             resource.setrlimit(limit, (least, least))
         _drop_capabilities()
         unreadable()
-        restrict(programs=self.programs, sockets=self.sockets)
+        filtered = restrict(programs=self.programs, sockets=self.sockets)
+        lacking = [kind for kind, version in LANDLOCK_VERSIONS.items() if rules.abi_version < version]
+        return (*lacking, *(() if filtered else ("system calls",)), *(() if apart else ("namespaces",)))
 
     def _written(self) -> list[Path]:
         if self.own:
@@ -117,6 +124,36 @@ class Sandbox:
         if self.own:
             return {**kept, **compiled, KERNELS_VARIABLE: str(cache / KERNELS), "TMPDIR": str(cache / "tmp")}
         return {**compiled, **kept, "TMPDIR": str(cache / "tmp")}
+
+
+def _try_namespaces() -> bool:
+    """Enter own namespaces; return False if Linux does not allow it. A child tries first: there is no way back."""
+    child = os.fork()
+    if not child:
+        try:
+            _enter_namespaces()
+        except OSError:
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if status:
+        return False
+    _enter_namespaces()
+    return True
+
+
+def _enter_namespaces() -> None:
+    """Give this process users, a network and System V objects of its own. It keeps its user's and group's numbers.
+
+    Raises:
+        OSError: Linux lets only some programs make namespaces, or so many.
+    """
+    user, group = os.geteuid(), os.getegid()
+    _call("unshare", _CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWIPC)
+    own = Path("/proc/self")
+    (own / "setgroups").write_text("deny")
+    (own / "uid_map").write_text(f"{user} {user} 1")
+    (own / "gid_map").write_text(f"{group} {group} 1")
 
 
 def unreadable() -> None:

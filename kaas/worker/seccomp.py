@@ -60,8 +60,8 @@ class _FilterProgram(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
 
-def restrict(*, programs: bool, sockets: bool = True) -> None:
-    """Restrict this thread, and threads that it starts, for good. Only x86-64 and 64-bit Arm have the restriction.
+def restrict(*, programs: bool, sockets: bool = True) -> bool:
+    """Restrict this thread, and threads that it starts, for good; return False on another machine than x86-64 or Arm.
 
     programs: the process may start other programs. sockets: it may make local ones.
 
@@ -70,13 +70,14 @@ def restrict(*, programs: bool, sockets: bool = True) -> None:
     """
     machine = platform.machine()
     if machine not in REFUSED:
-        return
+        return False
     code = b"".join(_instructions(machine, programs=programs, sockets=sockets))
     program = _FilterProgram(len(code) // 8, code)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(program)):
         number = ctypes.get_errno()
         raise OSError(number, f"seccomp: {os.strerror(number)}")
+    return True
 
 
 def _instructions(machine: str, *, programs: bool, sockets: bool) -> list[bytes]:

@@ -17,6 +17,7 @@ from kaas.errors import DeviceLost
 from kaas.worker import sandbox
 from softgpu import user_cache
 from tests.api.conftest import add_task
+from tests.outcomes.test_sandbox import namespaces_allowed
 from tests.server.servers import DEVICE, WIDTH, Server, scaled
 from tests.timeouts import TIMEOUT_S
 
@@ -187,6 +188,7 @@ def test_pins_and_status_are_of_the_clients_executors() -> None:
         assert len({each.pid for each in shown}) == len({each.client for each in shown}) == 2
         assert "bob" in {each.client for each in shown}
         assert {each.sandboxed for each in shown} == {sandbox.available()}
+        assert ("namespaces" in shown[0].lacks) != namespaces_allowed()
         while [pin.state for pin in kaas.status().devices[0].pins] != ["held"]:
             pass  # the executor carries out the order beside the request
         kaas.unpin(function)

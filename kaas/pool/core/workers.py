@@ -74,8 +74,8 @@ class WorkerRecord:
     @property
     def shown(self) -> ExecutorStatus:
         """The worker as `kaas.status()` shows executors of one client."""
-        pid, sandboxed = (self.info.pid, self.info.sandboxed) if self.info else (0, False)
-        return ExecutorStatus(self.id, self.state, pid, self.client, sandboxed)
+        found = () if self.info is None else (self.info.sandboxed, self.info.lacks)
+        return ExecutorStatus(self.id, self.state, self.info.pid if self.info else 0, self.client, *found)
 
     @property
     def state(self) -> str:

@@ -14,7 +14,8 @@ from kaas.wire.status.tables import Shown, as_html, as_text
 class WorkerInfo:
     """A worker's process and its device. The device of an eTask's worker has no name here.
 
-    sandboxed: Linux keeps the process from files, programs and the network (docs/serve.md). code: the name of what
+    sandboxed: Linux keeps the process from files, programs and the network (docs/serve.md). lacks: what it cannot keep
+    it from here: "connections", "signals", "system calls", "namespaces". code: the name of what
     its compiler makes on its processor (`softgpu.ahead.namespace`), "" on a GPU.
     """
 
@@ -25,6 +26,7 @@ class WorkerInfo:
     compute_capability: tuple[int, int]
     slots: int = 1
     sandboxed: bool = False
+    lacks: tuple[str, ...] = ()
     code: str = ""
 
 
@@ -49,7 +51,7 @@ class ExecutorStatus:
     """An executor of one client.
 
     Fields:
-        client: "" of one that has started ahead. state: as of `DeviceStatus`. sandboxed: as of `WorkerInfo`.
+        client: "" of one that has started ahead. state: as of `DeviceStatus`. sandboxed, lacks: as of `WorkerInfo`.
     """
 
     worker: int
@@ -57,6 +59,13 @@ class ExecutorStatus:
     pid: int
     client: str
     sandboxed: bool = False
+    lacks: tuple[str, ...] = ()
+
+    @property
+    def sandbox(self) -> str:
+        """The sandbox in words: "yes", "no", or "yes, without ..." what Linux lacks here."""
+        without = f", without {', '.join(self.lacks)}" if self.lacks else ""
+        return f"yes{without}" if self.sandboxed else "no"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +160,7 @@ def status_tables(status: Status) -> list[Shown]:
         rows.append((str(device.index), device.kind, device.state, worker, slots, pins, *process, memory))
     devices = Shown(f"pool {status.pool}", columns, rows, (_counts(status),), tuple(_troubles(status)))
     executors = [
-        (str(device.index), str(each.worker), each.client, each.state, str(each.pid), "yes" if each.sandboxed else "no")
+        (str(device.index), str(each.worker), each.client, each.state, str(each.pid), each.sandbox)
         for device in status.devices
         for each in device.executors
     ]

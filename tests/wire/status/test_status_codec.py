@@ -11,7 +11,7 @@ from kaas.config import ClientSettings, Config, Device
 from kaas.pool.observing.ledger import Ledger, LedgerEntry
 from kaas.wire.status import status_codec
 from kaas.wire.status.stats import Stats
-from kaas.wire.status.status import DeviceStatus, PinStatus, QuarantineStatus, Status, WorkerInfo
+from kaas.wire.status.status import DeviceStatus, ExecutorStatus, PinStatus, QuarantineStatus, Status, WorkerInfo
 
 MODEL = softgpu.Model(copy_bytes_per_s=1e9, kernels={"add": softgpu.Takes(1e-3, 0.5)})
 DEVICE = Device(model=MODEL, faults=(softgpu.Fault("slow_copy", at=2, seconds=0.1),), strict=3)
@@ -60,3 +60,9 @@ def test_a_configuration_is_compared_with_the_description_of_a_running_one() -> 
     other = Config(devices=(Device(),), policy=partial(policy, patience=4), slots=2)
     assert set(other.differences_from(described)) == {"devices", "policy", "slots"}
     assert set(other.differences(running)) == {"devices", "policy", "slots"}
+
+
+def test_the_sandbox_of_an_executor_in_words() -> None:
+    known = (), (True,), (True, ("signals", "namespaces"))
+    shown = [ExecutorStatus(1, "idle", 2, "alice", *each) for each in known]
+    assert [each.sandbox for each in shown] == ["no", "yes", "yes, without signals, namespaces"]
