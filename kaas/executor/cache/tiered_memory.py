@@ -15,7 +15,7 @@ from kaas.executor.cache.tiers import TierUse
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.device_memory import DeviceHeap, HostMemory
 from kaas.executor.device.page_locked import PageLockedBuffers
-from kaas.executor.device.window import Placed
+from kaas.executor.device.window import Allocated
 from kaas.executor.inputs import Inputs
 from kaas.executor.objects import CachedObject, HostObject
 
@@ -359,7 +359,7 @@ def _hits(inputs: Inputs) -> dict[str, TierUse]:
     return {"device": TierUse(len(inputs.objects), sum(inputs.objects.values()))} if inputs.objects else {}
 
 
-def _placed(loads: Mapping[bytes, int], heap: DeviceHeap) -> Iterator[Placed]:
+def _placed(loads: Mapping[bytes, int], heap: DeviceHeap) -> Iterator[Allocated]:
     """Allocate objects in the device's pool."""
     for key, nbytes in loads.items():
         yield key, heap, heap.allocate(nbytes)

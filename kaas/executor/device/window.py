@@ -32,7 +32,7 @@ ALIGNMENT_BYTES = 256
 WINDOW_FACTOR = 4
 """The addresses of each heap, in sizes of the device's memory: so much may be lost between allocations."""
 
-Placed = tuple[bytes, ObjectHome, int]
+Allocated = tuple[bytes, ObjectHome, int]
 """An object that has been allocated: its key, its memory, and its address there."""
 
 
@@ -63,7 +63,7 @@ class ClientWindow:
         self.heaps = self.written, self.read
         self._seen: dict[SharedPages, int] = {}  # with the distance from their own addresses to this window's
 
-    def place(self, sizes: Mapping[bytes, int], tuples: Mapping[bytes, bytes]) -> Iterator[Placed]:
+    def place(self, sizes: Mapping[bytes, int], tuples: Mapping[bytes, bytes]) -> Iterator[Allocated]:
         """Allocate objects that kernels of this window read.
 
         Args:
