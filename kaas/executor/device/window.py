@@ -90,7 +90,7 @@ class ClientWindow:
     def reaches(self, home: ObjectHome) -> bool:
         """Return True if kernels of this window find what has its home there; shared memory is mapped first.
 
-        Shared memory is not found if the window has no addresses left for it.
+        Shared memory is not found if the window has no addresses left for it, or if this process can map no more.
         """
         if not isinstance(home, SharedPages):
             return home in self.heaps
@@ -98,7 +98,9 @@ class ClientWindow:
             start = self.read.reserve(home.nbytes)
             if start is None:
                 return False
-            home.show(self, start)
+            if not home.show(self, start):
+                self.read.release(start, home.nbytes)
+                return False
             self._seen[home] = start - home.start
         return True
 
@@ -305,11 +307,22 @@ class SharedPages:
             self.close()
             raise
 
-    def show(self, window: ClientWindow, start: int) -> None:
-        """Map the memory for reading at the addresses of a window from start on."""
-        for page, memory in self._memory.items():
-            self._pages.map(start + page * PAGE_BYTES, memory, writable=False)
+    def show(self, window: ClientWindow, start: int) -> bool:
+        """Map the memory for reading at the addresses of a window from start on.
+
+        Return False, with nothing mapped there, if this process can map no more.
+        """
+        shown: list[int] = []
+        try:
+            for page, memory in self._memory.items():
+                self._pages.map(start + page * PAGE_BYTES, memory, writable=False)
+                shown.append(start + page * PAGE_BYTES)
+        except OutOfDeviceMemory:
+            for address in shown:
+                unmap(address)
+            return False
         self._windows.add(window)
+        return True
 
     def hide(self, window: ClientWindow) -> None:
         """Unmap the memory in a window."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda.bindings import driver
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -173,3 +174,19 @@ def test_small_objects_lie_beside_each_other_in_the_window_of_their_client(windo
     assert not windows[1].reaches(windows[0].read)
     for _, home, address in placed:
         home.free(address)
+
+
+def test_a_process_that_can_map_no_more_copies_instead(
+    windows: list[ClientWindow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = shared_of(windows[0], 3 * PAGE_BYTES)
+    mapped, real = [0], driver.cuMemMap
+
+    def no_third(*args: Any) -> Any:
+        mapped[0] += 1
+        return (driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY,) if mapped[0] == 3 else real(*args)
+
+    monkeypatch.setattr(driver, "cuMemMap", no_third)
+    assert not windows[1].reaches(shared)
+    assert windows[1].reaches(shared), "the next time there is room"
+    shared.free(*shared.places)
