@@ -12,7 +12,7 @@ from typing import Any
 from kaas.errors import InvalidRequest
 from kaas.pool.service import Service
 from kaas.server.canary import run_canary
-from kaas.server.replies import plain, without_paths
+from kaas.server.replies import of_client, plain, without_paths
 from kaas.server.sessions import ClientSession
 from kaas.server.state.set_aside import SetAside
 from kaas.server.usage.metering import Meter
@@ -150,8 +150,10 @@ class Admin:
         administrator = client is None
         devices = [_device(each, administrator) for each in status.devices]
         reply: dict[str, Any] = {**self.health(administrator), "draining": self.draining, "devices": devices}
+        reply["isolation"] = status.config.isolation
+        shown = without_paths if administrator else of_client
         reply["quarantined"] = [
-            _entry(each) | {"reason": without_paths(each.reason)}
+            _entry(each) | {"reason": shown(each.reason)}
             for each in status.quarantined
             if client in (None, each.client)
         ]

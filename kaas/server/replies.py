@@ -61,6 +61,7 @@ OF_DEVICES = (DeviceError, DeviceUnavailable, ExecutorDied, Quarantined, ResultL
 """Errors whose message may have a driver's text about a fault."""
 _NEAREST = re.compile(r",? ?\d+ bytes [a-z ]{1,40}the nearest buffer(?: \([^()]*\))?")
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+_PROCESS = re.compile(r" \(pid \d+\)")
 DEEPEST = 8
 """How deep lists and maps in a field may nest."""
 MESSAGE_BYTES, FIELDS_BYTES = 12 << 10, 18 << 10
@@ -130,8 +131,13 @@ def without_paths(text: str) -> str:
 
 
 def without_addresses(text: str) -> str:
-    """Return a device's message without addresses and neighboring buffers, which may be of another client."""
-    return _ADDRESS.sub(HIDDEN, _NEAREST.sub("", text.replace(MEMCHECK_TELLS_MORE, "")))
+    """Return a device's message without processes, addresses and neighboring buffers, perhaps of another client."""
+    return _ADDRESS.sub(HIDDEN, _NEAREST.sub("", _PROCESS.sub("", text.replace(MEMCHECK_TELLS_MORE, ""))))
+
+
+def of_client(text: str) -> str:
+    """Return a device's message, perhaps of the operator's files too, as a client may read it."""
+    return without_addresses(without_paths(text))
 
 
 def _field(name: str, value: Any) -> Any:
@@ -143,7 +149,7 @@ def _field(name: str, value: Any) -> Any:
 
 
 def _foreign_text(text: str) -> str:
-    return without_addresses(without_paths(text[:LONGEST_TEXT]))
+    return of_client(text[:LONGEST_TEXT])
 
 
 def plain(value: Any, depth: int = DEEPEST) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from typer.testing import CliRunner
 
@@ -37,8 +39,12 @@ def test_a_client_sees_why_and_an_administrator_pardons(serve: Serve) -> None:
         (mine,) = alice.status()["quarantined"]
         assert (mine["client"], mine["faults"]) == ("alice", 1)
         assert mine["reason"]
+        assert not re.search(r"0x|pid \d", mine["reason"])
         assert bob.status()["quarantined"] == []
-        assert boss.status()["quarantined"] == [mine]
+        (told,) = boss.status()["quarantined"]
+        assert {**told, "reason": mine["reason"]} == mine
+        assert re.search(r"pid \d", told["reason"])
+        assert alice.status()["isolation"] == "fence"
         with pytest.raises(InvalidRequest, match="administrator"):
             alice.pardon(mine["key"])
         assert not boss.pardon("another")

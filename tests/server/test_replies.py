@@ -76,12 +76,13 @@ def test_a_reported_fault_has_no_addresses_and_nothing_of_other_memory(memcheck:
 
 def test_the_story_of_a_quarantine_has_no_addresses() -> None:
     near = (
-        "illegal access: 0x7f5812345678, 4 bytes behind the end of the nearest buffer (w: 4096 bytes at 0x7f5812340000)"
+        "worker 3 (pid 1234) ended: illegal access: 0x7f5812345678, 4 bytes behind the end of the nearest buffer "
+        "(w: 4096 bytes at 0x7f5812340000)"
     )
     failure = failure_of(1, Quarantined(f"f is not run any more. Last: {near}", function="f", faults=1, story=(near,)))
     said = msgspec.json.encode(failure).decode()
     assert "illegal access: \u2026" in failure.message
-    assert not any(word in said for word in ("0x", "4096", "nearest"))
+    assert not any(word in said for word in ("0x", "4096", "nearest", "1234"))
 
 
 @pytest.mark.parametrize("story", [5, None, {"a": 1}, [["/srv/a"], 5], b"\xff"])

@@ -171,7 +171,8 @@ def status_tables(status: Status) -> list[Shown]:
 
 def _counts(status: Status) -> str:
     return (
-        f"policy {status.config.policy}, running {status.running}, queued {status.queued}, "
+        f"policy {status.config.policy}, isolation {status.config.isolation}, "
+        f"running {status.running}, queued {status.queued}, "
         f"waiting for inputs {status.waiting}, functions: {', '.join(status.functions) or 'none'}"
     )
 
