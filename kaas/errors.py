@@ -607,6 +607,13 @@ class ExecutorDied(KaasError):
     reason: str
 
 
+class CompilerDied(KaasError):
+    """The process that compiled the request's code was killed at each attempt, and by no limit of the pool."""
+
+    attempts: int
+    reason: str
+
+
 class ResultLost(KaasError):
     """A finished result that is lost, for example with the pool's process, and could not be computed again."""
 

@@ -49,12 +49,13 @@ def _limit(orders: CompilerOrders) -> None:
     os.nice(NICENESS)
     with contextlib.suppress(OSError):  # Linux has no such groups here
         Path(AUTOGROUP).write_text(str(NICENESS))
-    for limit, most in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_CPU, math.ceil(orders.limit_s)),
-        (resource.RLIMIT_AS, orders.limit_bytes),
+    limit_s = math.ceil(orders.limit_s)
+    for limit, most, hard in (
+        (resource.RLIMIT_CORE, 0, 0),
+        (resource.RLIMIT_CPU, limit_s, limit_s + 1),  # first SIGXCPU, which says why; then SIGKILL
+        (resource.RLIMIT_AS, orders.limit_bytes, orders.limit_bytes),
     ):
-        resource.setrlimit(limit, (most, most))
+        resource.setrlimit(limit, (most, hard))
     if orders.sandbox is not None:
         orders.sandbox.enter()
 

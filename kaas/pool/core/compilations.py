@@ -7,9 +7,10 @@ import logging
 from collections.abc import Awaitable
 from typing import Any, Protocol, TypeVar
 
-from kaas.errors import KaasError
+from kaas.errors import CompilerDied, KaasError
+from kaas.ktask.request import RETRIES
 from kaas.pool.background import Background
-from kaas.pool.executors.transport import WorkerCall, WorkerTransport
+from kaas.pool.executors.transport import Compilation, WorkerCall, WorkerTransport
 from kaas.pool.observing.ledger import Ledger, LedgerEntry
 
 T = TypeVar("T")
@@ -45,7 +46,7 @@ class Compilations:
     def wanted(self, call: WorkerCall, inputs: Awaitable[Any] | None) -> Awaitable[Any] | None:
         """Return what a request waits for: its inputs and its kTask's code. Begin to compile that, if it has not begun.
 
-        Awaiting it raises CompileLimitExceeded if there is no code.
+        Awaiting it raises CompileLimitExceeded or CompilerDied if there is no code.
 
         Raises:
             CompileLimitExceeded: it is known that there is no code.
@@ -64,7 +65,7 @@ class Compilations:
         """Wait until a kTask's code is compiled.
 
         Raises:
-            CompileLimitExceeded
+            CompileLimitExceeded, CompilerDied
         """
         if call.task not in self.done and (wait := self.wanted(call, None)) is not None:
             await wait
@@ -72,7 +73,7 @@ class Compilations:
     async def _compiled(self, call: WorkerCall) -> KaasError | None:
         """Compile the code of a call's kTask; return why there is none."""
         try:
-            made = await self._transport.compile(call)
+            made = await self._tried(call)
         except (KaasError, OSError) as error:
             _log.warning("%s: no compiler runs ahead of its first request: %s", call.label, error)
             return None
@@ -84,9 +85,21 @@ class Compilations:
                 self.meter.compiled(call.client, call.label, made.processor_s)
         if made.error is None:
             _remember(self.done, call.task, None)
-        else:
+        elif not made.lost:  # a later request tries again what another process has ended
             _remember(self._failed, call.task, made.error)
         return made.error
+
+    async def _tried(self, call: WorkerCall) -> Compilation:
+        """Compile the code of a call's kTask, again as often as a request whose executor ends runs again."""
+        took_s, attempts = 0.0, RETRIES + 1
+        for _ in range(attempts):
+            made = await self._transport.compile(call)
+            if not made.lost:
+                return made
+            _log.warning("%s: its compiler has ended: %s", call.label, made.lost)
+            took_s += made.processor_s
+        message = f"its code was not compiled: the compiler has ended, attempt {attempts}: {made.lost}"
+        return Compilation(took_s, CompilerDied(message, attempts=attempts, reason=made.lost), made.lost)
 
 
 async def _both(compiled: asyncio.Task[KaasError | None], inputs: Awaitable[Any] | None) -> None:

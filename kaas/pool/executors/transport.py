@@ -71,10 +71,15 @@ class WorkerReply(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """The end of a compilation. error: why there is no code, if a limit has ended the compiler."""
+    """The end of a compilation.
+
+    Fields:
+        error: why there is no code, if a limit has ended the compiler. lost: how another process has ended it, else "".
+    """
 
     processor_s: float
     error: KaasError | None = None
+    lost: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import pickle
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -20,7 +22,7 @@ from kaas.pool.executors.transport import Compilation
 from kaas.process_folder import ProcessFolder
 from kaas.worker.compiler_process import Libraries
 from kaas.worker.process_orders import CompilerOrders
-from kaas.worker.processes import Child, PrintedLines, write_out
+from kaas.worker.processes import Child, PrintedLines, how_it_ended, write_out
 from kaas.worker.sandbox import Sandbox, available
 from softgpu.ahead import CodeAhead, adopt, compiled
 from softgpu.user_cache import KERNELS, cache_root
@@ -29,7 +31,9 @@ PROCESSES = 4
 """Compilers that run at a time; a client has one at most, and clients take turns."""
 LIMIT_BYTES = 4 << 30
 """The address space of a compiler. LLVM's library and Python take a tenth of it."""
-
+KILLED = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Signals of other processes, or of Linux where the machine lacks memory: below its limit of time, no compiler ends
+itself by one. Without memory it raises MemoryError, aborts or faults."""
 
 PRINTED = PrintedLines(partial(write_out, sys.stderr), kind="compiler")
 
@@ -180,12 +184,7 @@ class CompilerProcess:
         work, self._work = self._work, -1
         await asyncio.to_thread(_write, work, pickle.dumps(libraries))
         await asyncio.shield(self._ended)  # the pool may close meanwhile, and the process ends after it
-        took_s = self._child.processor_s
-        if self._child.process.returncode == 0:
-            return Compilation(took_s)
-        limit = f"{self._limit_s:g} processor seconds" if took_s > self._limit_s - 1 else f"{LIMIT_BYTES >> 20} MiB"
-        message = f"its code was not compiled: that takes more than {limit}, the pool's limit"
-        return Compilation(took_s, CompileLimitExceeded(message, limit_s=self._limit_s, limit_bytes=LIMIT_BYTES))
+        return ended(self._child.process.returncode, self._child.processor_s, self._limit_s)
 
     def end(self) -> None:
         """End it, and remove its folder."""
@@ -196,6 +195,18 @@ class CompilerProcess:
             os.close(self._work)
             self._work = -1
         Thread(target=self._folder.remove, name="kaas-folder", daemon=True).start()
+
+
+def ended(status: int, took_s: float, limit_s: float) -> Compilation:
+    """Return how a compiler has ended. status: its return code. took_s: processor seconds. limit_s: the most of them."""
+    if status == 0:
+        return Compilation(took_s)
+    timed_out = status == -signal.SIGXCPU or took_s >= math.ceil(limit_s)
+    if -status in KILLED and not timed_out:
+        return Compilation(took_s, lost=how_it_ended(status))
+    limit = f"{limit_s:g} processor seconds" if timed_out else f"{LIMIT_BYTES >> 20} MiB"
+    message = f"its code was not compiled: that takes more than {limit}, the pool's limit"
+    return Compilation(took_s, CompileLimitExceeded(message, limit_s=limit_s, limit_bytes=LIMIT_BYTES))
 
 
 def _seen(start: asyncio.Task[str]) -> None:

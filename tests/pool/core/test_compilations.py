@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from kaas.errors import CompileLimitExceeded, KaasError, QueueFull
+from kaas.errors import CompileLimitExceeded, CompilerDied, KaasError, QueueFull
+from kaas.ktask.request import RETRIES
 from kaas.pool.core import compilations
 from kaas.pool.core.core import Pool
 from kaas.pool.executors.transport import Compilation, WorkerCall
@@ -67,6 +68,52 @@ def test_code_beyond_a_limit_is_an_error_of_its_requests_also_later_and_of_no_ot
         assert await other == "value"
 
     isolated(scenario)
+
+
+KILLED = Compilation(0.5, lost="killed by SIGKILL")
+
+
+def test_code_whose_compiler_is_killed_is_compiled_again() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        first, second = await begin(pool.submit(of("f"))), await begin(pool.submit(of("f")))
+        for made in (KILLED, Compilation(1.0)):
+            workers.compilations[-1][1].set_result(made)
+            await settle()
+        assert len(workers.compilations) == 2
+        for task in (first, second):
+            workers.reply()
+            assert await task == "value"
+
+    isolated(scenario)
+
+
+def test_code_whose_compilers_are_all_killed_is_an_error_now_and_not_later() -> None:
+    paid: list[float] = []
+
+    class Meter:
+        def compiled(self, client: str, function: str, processor_s: float) -> None:  # noqa: ARG002
+            paid.append(processor_s)
+
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        assert pool.compilations is not None
+        pool.compilations.meter = Meter()
+        first, second = await begin(pool.submit(of("f"))), await begin(pool.submit(of("f")))
+        for count in range(1, RETRIES + 2):
+            assert len(workers.compilations) == count
+            workers.compilations[-1][1].set_result(KILLED)
+            await settle()
+        for task in (first, second):
+            assert isinstance(error := await failure_of(task), CompilerDied)
+            assert (error.attempts, error.reason) == (RETRIES + 1, "killed by SIGKILL")
+        later = await begin(pool.submit(of("f")))
+        workers.compilations[-1][1].set_result(Compilation(1.0))
+        await settle()
+        workers.reply()
+        assert await later == "value"
+        assert len(workers.compilations) == RETRIES + 2
+
+    isolated(scenario)
+    assert paid == [0.5 * (RETRIES + 1), 1.0]
 
 
 def test_an_error_of_a_request_that_the_queue_refuses_is_nobodys(caplog: pytest.LogCaptureFixture) -> None:

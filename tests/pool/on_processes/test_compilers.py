@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,41 @@ def test_a_compiler_without_memory_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
     found = run(main())
     assert isinstance(found.error, CompileLimitExceeded)
     assert "640 MiB" in found.error.message
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_compiler_that_another_process_ends_exceeds_no_limit(number: signal.Signals) -> None:
+    async def main() -> tuple[Compilation, Compilation]:
+        ready = made()
+        try:
+            compiler = ready._next()
+            await compiler.namespace
+            killed = asyncio.create_task(ready.compile(task(BRANCHES), "alice"))
+            while compiler._work >= 0:  # it has no work yet
+                await asyncio.sleep(0)
+            os.kill(compiler._child.process.pid, number)
+            return await killed, await ready.compile(task(EMPTY), "alice")
+        finally:
+            ready.close()
+
+    killed, other = run(main())
+    assert (killed.error, killed.lost) == (None, f"killed by {number.name}")
+    assert (other.error, other.lost) == (None, "")
+
+
+@pytest.mark.parametrize(
+    ("status", "took_s", "limit"),
+    [
+        (-signal.SIGXCPU, 1.9, "2 processor seconds"),
+        (-signal.SIGKILL, 3.0, "2 processor seconds"),  # it has not ended at SIGXCPU
+        (1, 0.5, f"{compilers.LIMIT_BYTES >> 20} MiB"),  # MemoryError
+        (-signal.SIGABRT, 0.5, f"{compilers.LIMIT_BYTES >> 20} MiB"),
+    ],
+)
+def test_limits_are_named(status: int, took_s: float, limit: str) -> None:
+    found = compilers.ended(status, took_s, 2.0)
+    assert isinstance(found.error, CompileLimitExceeded)
+    assert (limit in found.error.message, found.lost) == (True, "")
 
 
 def test_a_compiler_that_does_not_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
