@@ -7,14 +7,19 @@ from typing import NamedTuple
 
 import msgspec
 
-from kaas.ktask.images import Image
+from kaas.ktask.images import PROVIDED, Image
 
 ON_SOFTWARE = ("ptx", "fatbin")
-"""Images that a software device may run. Code that a provider names is not read here: providers are code, too."""
+"""Images that a software device may run."""
 
 
 class LaunchedLibrary(NamedTuple):
-    """A library of a kTask. images: in the order in which a device tries them. kernels: symbol and block of each."""
+    """A library of a kTask.
+
+    Fields:
+        images: in the order in which a device tries them; a name stands for all images that its provider gives.
+        kernels: symbol and block of each.
+    """
 
     images: Sequence[Image]
     kernels: Sequence[tuple[str, tuple[int, int, int]]]
@@ -45,7 +50,7 @@ _decode = msgspec.msgpack.Decoder(_EncodedTask).decode
 
 
 def launched(task: bytes) -> list[LaunchedLibrary]:
-    """Return the libraries of a kTask (`KTask.to_msgpack`) with images for software devices.
+    """Return the libraries of a kTask (`KTask.to_msgpack`) with images for software devices, or names of such.
 
     Of a kTask that is written in another way, which `KTask` may understand, none is returned.
     """
@@ -58,7 +63,7 @@ def launched(task: bytes) -> list[LaunchedLibrary]:
         kernels[step.kernel.library][step.kernel.symbol, step.kernel.block] = None
     found = []
     for name, codes in decoded.libraries.items():
-        images = [Image(code.kind, code.data) for code in codes if code.kind in ON_SOFTWARE]
+        images = [Image(code.kind, code.data) for code in codes if code.kind in (*ON_SOFTWARE, PROVIDED)]
         if images:
             found.append(LaunchedLibrary(images, tuple(kernels[name])))
     return found

@@ -2,12 +2,13 @@
 
 The code is a stranger's. It does not run here, but the compiler may be led to take for ever, or all memory. So this
 process has limits, and the walls of an executor with a folder of its own. The pool takes the code that it asked for
-from that folder, and no other.
+from that folder, and no other. Instead of compiling, such a process asks providers for the code that a kTask names.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import os
 import pickle
@@ -16,13 +17,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kaas.worker.process_orders import CompilerOrders
+import msgspec
+
+from kaas.code import providers
+from kaas.errors import Unprovided
+from kaas.ktask.images import Image
+from kaas.worker.process_orders import CompilerOrders, CompilerWork
 from kaas.worker.processes import end_group, ordered, report_ready
-from softgpu.ahead import CodeAhead, namespace, prepare
+from softgpu.ahead import namespace, prepare
+from softgpu.disk_cache import CACHE_BYTES, DiskCache
 from softgpu.errors import SoftgpuError
 
-Libraries = Sequence[Sequence[CodeAhead]]
-"""The images of each library, in the order in which a device tries them."""
 NICENESS = 5
 """The niceness of this process, so that requests come first: where they keep the processors busy, it gets a third of
 what another process gets."""
@@ -36,12 +41,31 @@ def main() -> None:
     prepare()
     report_ready(word_file, namespace().encode())  # it has read nothing of a client yet
     with os.fdopen(orders.work, "rb") as work:
-        libraries: Libraries = pickle.load(work)
-    for images in libraries:
+        todo: CompilerWork = pickle.load(work)
+    own = DiskCache(Path(orders.folder), CACHE_BYTES)
+    for name in todo.names:
+        with contextlib.suppress(Unprovided):  # the executor asks again, and raises it
+            found = [(image.kind, image.data) for image in providers.code(name)]
+            own.put(_entry(name), msgspec.msgpack.encode(found))
+    for images in todo.libraries:
         for image in images:
             with contextlib.suppress(SoftgpuError):  # the executor finds the reason in the cache, and raises it
                 image.compile(Path(orders.folder))
                 break
+
+
+_images = msgspec.msgpack.Decoder(list[tuple[str, bytes]]).decode
+
+
+def provided(folder: Path, names: Sequence[Image]) -> dict[Image, Sequence[Image]]:
+    """Return the code that a process has written to its folder, by its names, which were the work of the process."""
+    own = DiskCache(folder, CACHE_BYTES)
+    found = {name: own.get(_entry(name)) for name in names}
+    return {name: [Image(*each) for each in _images(data)] for name, data in found.items() if data is not None}
+
+
+def _entry(name: Image) -> str:
+    return f"{hashlib.sha256(name.data).hexdigest()}.provided"
 
 
 def _limit(orders: CompilerOrders) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kaas.config import Config, Device
+from kaas.ktask.images import Image
 from kaas.wire.messages import Address
 from kaas.worker.sandbox import Sandbox
+from softgpu.ahead import CodeAhead
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +41,8 @@ class ExecutorOrders:
 class CompilerOrders:
     """The orders of a compiler's process.
 
-    work: the file from which it reads, once, the images of each library: of each it compiles the first that it can.
-    folder: it writes the code there. limit_s: processor seconds. limit_bytes: memory. sandbox: it enters this one
-    first; None for no sandbox.
+    work: the file from which it reads its `CompilerWork`, once. folder: it writes the code there. limit_s: processor
+    seconds. limit_bytes: memory. sandbox: it enters this one first; None for no sandbox.
     """
 
     work: int
@@ -49,3 +50,15 @@ class CompilerOrders:
     limit_s: float
     limit_bytes: int
     sandbox: Sandbox | None = None
+
+
+class CompilerWork(NamedTuple):
+    """The work of a compiler's process, of one kind: what providers give has not passed through strangers' hands.
+
+    Fields:
+        names: of code, which it requests from providers and writes to its folder. libraries: the images of each, in the
+            order in which a device tries them; it compiles the first that it can.
+    """
+
+    names: Sequence[Image] = ()
+    libraries: Sequence[Sequence[CodeAhead]] = ()

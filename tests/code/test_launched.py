@@ -21,11 +21,12 @@ def test_each_launch_counts_once() -> None:
     assert kernels == (("k", (32, 1, 1)), ("k", (64, 1, 1)))
 
 
-def test_names_of_providers_are_left_out() -> None:
+def test_names_of_providers_stand_where_their_code_would() -> None:
     out = kaas.Buffer("out", 1, "uint32")
-    library = kaas.Library.provided("kaas", "anything", "1")
+    library = kaas.Library.provided("kaas", "anything", "1") | kaas.Library.from_ptx(PTX)
     named = kaas.KTask([kaas.Kernel(library, "k", 1, 32, [kaas.Out(out)])], [out])
-    assert launched(named.to_msgpack()) == []
+    ((images, kernels),) = launched(named.to_msgpack())
+    assert ([image.kind for image in images], kernels) == (["provided", "ptx"], (("k", (32, 1, 1)),))
 
 
 def test_a_ktask_that_is_written_in_another_way_is_left_to_the_executor() -> None:

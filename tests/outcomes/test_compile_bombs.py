@@ -12,6 +12,7 @@ import pytest
 import kaas
 from kaas.errors import CompileLimitExceeded, DeadlineExceeded
 from tests.pool.on_processes.test_compilers import BRANCHES
+from tests.providers import write_metadata
 from tests.server.servers import DEVICE, WIDTH, Server, scaled
 from tests.timeouts import TIMEOUT_S
 
@@ -20,10 +21,29 @@ pytestmark = pytest.mark.processes
 LIMIT_S = 3.0
 
 
+PROVIDER = """
+import kaas
+
+def images(name, version):
+    return kaas.Library.from_file({ptx!r})
+"""
+
+
+@pytest.fixture
+def provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A package whose code takes long to compile."""
+    packages, ptx = tmp_path / "packages", tmp_path / "packages" / "slow.ptx"
+    write_metadata(packages, "slow", "the_slow_code:images")
+    ptx.write_text(f"{BRANCHES}\n// {token_hex(8)}\n")
+    (packages / "the_slow_code.py").write_text(PROVIDER.format(ptx=str(ptx)))
+    monkeypatch.syspath_prepend(packages)
+    return "slow"
+
+
 @pytest.fixture(params=["fence", "process"])
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+def server(request: pytest.FixtureRequest, tmp_path: Path, provider: str) -> Iterator[Server]:
     pool = {"devices": [DEVICE], "isolation": request.param, "compile_limit_s": LIMIT_S}
-    started = Server(tmp_path, {"pool": pool})
+    started = Server(tmp_path, {"pool": pool, "code": {"any": True, "providers": [provider]}})
     yield started
     started.close()
 
@@ -32,10 +52,13 @@ def client_of(server: Server, name: str) -> kaas.Client:
     return kaas.Client(server.endpoint, keys=server.folder / f"{name}.keys", patience_s=TIMEOUT_S)
 
 
-def bomb() -> kaas.KTask:
+def launched(code: kaas.Library) -> kaas.KTask:
     out = kaas.Buffer("out", 1, "uint32")
-    code = kaas.Library.from_ptx(f"{BRANCHES}\n// {token_hex(8)}\n")
     return kaas.KTask([kaas.Kernel(code, "k", 1, 32, [kaas.Out(out)])], [out])
+
+
+def bomb() -> kaas.KTask:
+    return launched(kaas.Library.from_ptx(f"{BRANCHES}\n// {token_hex(8)}\n"))
 
 
 def honest(client: kaas.Client, factor: float) -> None:
@@ -67,3 +90,14 @@ def test_a_caller_with_a_deadline_does_not_wait_for_the_limit_and_pays_all_the_s
         with pytest.raises(CompileLimitExceeded):
             mallory.call(task, {}).result(TIMEOUT_S)
         assert sum(flow["outcomes"].get("compiled", 0) for flow in mallory.usage()["flows"]) == 1
+
+
+def test_no_other_client_waits_for_code_that_a_provider_names(provider: str, server: Server) -> None:
+    with client_of(server, "alice") as alice, client_of(server, "bob") as bob:
+        slow = alice.call(launched(kaas.Library.provided(provider, "any", "1")), {})
+        for factor in (2.0, 3.0):
+            honest(bob, factor)
+        with pytest.raises(CompileLimitExceeded, match="3 processor seconds"):  # it has had no device yet
+            slow.result(TIMEOUT_S)
+        flows = alice.usage()["flows"]
+        assert sum(flow["outcomes"].get("compiled", 0) for flow in flows) == 1

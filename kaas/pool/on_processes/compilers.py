@@ -8,20 +8,22 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
 
-from kaas.code.launched import launched
+from kaas.code.launched import ON_SOFTWARE, LaunchedLibrary, launched
+from kaas.code.providers import BUILD, KEPT, folders
 from kaas.config import Config
 from kaas.errors import CompileLimitExceeded, KaasError
+from kaas.ktask.images import PROVIDED, Image
 from kaas.pool.executors.transport import Compilation
 from kaas.process_folder import ProcessFolder
-from kaas.worker.compiler_process import Libraries
-from kaas.worker.process_orders import CompilerOrders
+from kaas.worker.compiler_process import provided
+from kaas.worker.process_orders import CompilerOrders, CompilerWork
 from kaas.worker.processes import Child, PrintedLines, how_it_ended, write_out
 from kaas.worker.sandbox import Sandbox, available
 from softgpu.ahead import CodeAhead, adopt, compiled
@@ -34,7 +36,8 @@ LIMIT_BYTES = 4 << 30
 KILLED = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """Signals of other processes, or of Linux where the machine lacks memory: below its limit of time, no compiler ends
 itself by one. Without memory it raises MemoryError, aborts or faults."""
-
+NOT_BUILT = {BUILD: "0"}
+"""The environment in which providers give code that is finished; other code is built by executors, if at all."""
 PRINTED = PrintedLines(partial(write_out, sys.stderr), kind="compiler")
 
 
@@ -51,10 +54,11 @@ class Compilers:
         assert config.devices is not None, "a pool gets a resolved configuration"
         self._fenced = config.isolation == "fence"
         self._checked = {bool(each.memcheck) for each in config.devices if each.kind == "software"}
-        self._limit_s = config.compile_limit_s
-        self._sandbox = sandbox or (Sandbox() if available() else None)
+        self._limit_s, self._wait_s = config.compile_limit_s, config.run_limit_s
+        self._sandbox = sandbox or (Sandbox(packages=folders()) if available() else None)
         self._namespace = ""
         self._spare: CompilerProcess | None = None
+        self._provided: dict[Image, Sequence[Image]] = {}
         self._turns: dict[str, tuple[asyncio.Lock, int]] = {}  # with the number of those that wait or run
         self._running = asyncio.Semaphore(PROCESSES)
 
@@ -90,31 +94,67 @@ class Compilers:
         if not self._namespace:  # no executor has started, and one may start for this request only
             self._namespace = await asyncio.shield(self._next().namespace)
         namespace = self._namespace
-        libraries = await asyncio.to_thread(self._lacking, task, namespace)
-        if not libraries:
+        libraries = await asyncio.to_thread(launched, task)
+        names = {image for library in libraries for image in library.images if image.kind == PROVIDED}
+        given = {name: self._provided[name] for name in names & self._provided.keys()}
+        if names == given.keys() and not await asyncio.to_thread(self._lacking, libraries, given, namespace):
             return Compilation(0.0)
         async with self._turn(client), self._running:
-            compiler, self._spare = self._next(), None
-            try:
-                done = await compiler.compiled(libraries)
-                entries = [each for images in libraries for image in images for each in image.entries(namespace)]
+            asked = await self._ask(sorted(names - given.keys())[:KEPT], given)
+            lacking = await asyncio.to_thread(self._lacking, libraries, given, namespace)
+            if asked.lost or not lacking:
+                return asked
+            async with self._compiler() as compiler:
+                done = await compiler.did(CompilerWork(libraries=lacking))
+                entries = [each for images in lacking for image in images for each in image.entries(namespace)]
                 await asyncio.to_thread(adopt, compiler.kernels, entries)
-                return done
-            finally:
-                compiler.end()
-                with suppress(KaasError, OSError):  # the next kTask tries again
-                    self._next()
+            return replace(done, processor_s=asked.processor_s + done.processor_s)
 
-    def _lacking(self, task: bytes, namespace: str) -> Libraries:
-        """Return the libraries of a kTask of which the cache lacks code."""
+    async def _ask(self, names: Sequence[Image], given: dict[Image, Sequence[Image]]) -> Compilation:
+        """Add the code that providers give for names to what is given. Executors ask again for what none gives.
+
+        Providers run in a compiler of their own, which ends before another one reads a stranger's code: so no stranger
+        has a say in which code the pool takes for a provider's.
+        """
+        if not names:
+            return Compilation(0.0)
+        async with self._compiler() as compiler:
+            asked = Compilation(0.0)
+            await asyncio.shield(compiler.namespace)
+            with suppress(TimeoutError):  # a provider may wait for something else
+                asked = await asyncio.wait_for(compiler.did(CompilerWork(names=names)), self._wait_s)
+            found = await asyncio.to_thread(provided, compiler.kernels, names)
+        given |= found
+        self._provided |= found
+        for oldest in list(self._provided)[:-KEPT]:
+            del self._provided[oldest]
+        return replace(asked, error=None)
+
+    @asynccontextmanager
+    async def _compiler(self) -> AsyncIterator[CompilerProcess]:
+        """Take the compiler that has started, and end it. The next one starts meanwhile."""
+        compiler, self._spare = self._next(), None
+        try:
+            yield compiler
+        finally:
+            compiler.end()
+            with suppress(KaasError, OSError):  # the next kTask tries again
+                self._next()
+
+    def _lacking(
+        self, libraries: Sequence[LaunchedLibrary], given: Mapping[Image, Sequence[Image]], namespace: str
+    ) -> Sequence[Sequence[CodeAhead]]:
+        """Return the code of libraries of which the cache lacks some. given: for providers' names."""
         found = []
-        for library in launched(task):
+        for library in libraries:
             for checked in self._checked:
                 images = [
                     CodeAhead(each.data, library.kernels, checked=checked, fenced=self._fenced)
-                    for each in library.images
+                    for image in library.images
+                    for each in (given.get(image, ()) if image.kind == PROVIDED else (image,))
+                    if each.kind in ON_SOFTWARE
                 ]
-                if not any(compiled(image.entries(namespace)) for image in images):
+                if images and not any(compiled(image.entries(namespace)) for image in images):
                     found.append(images)
         return found
 
@@ -152,7 +192,7 @@ class CompilerProcess:
                 own = replace(sandbox, own=self._folder.path, programs=False, sockets=False)
                 orders, inherited = replace(orders, sandbox=own), own.environment(os.environ)
             module, walls = "kaas.worker.compiler_process", sandbox is not None
-            self._child = Child(module, orders, files=(work,), inherited=inherited, pipes=walls)
+            self._child = Child(module, orders, NOT_BUILT, files=(work,), inherited=inherited, pipes=walls)
             self._child.pass_on(str(self._child.process.pid), PRINTED, PRINTED)
         except BaseException:
             os.close(self._work)
@@ -174,15 +214,15 @@ class CompilerProcess:
         """True if the process has ended."""
         return self._child.process.returncode is not None
 
-    async def compiled(self, libraries: Libraries) -> Compilation:
-        """Compile the images of libraries, and wait for the end of the process. To be called once.
+    async def did(self, work: CompilerWork) -> Compilation:
+        """Let it do its work, and wait for the end of the process. To be called once.
 
         Raises:
             KaasError: the process did not start.
         """
         await asyncio.shield(self.namespace)
-        work, self._work = self._work, -1
-        await asyncio.to_thread(_write, work, pickle.dumps(libraries))
+        file, self._work = self._work, -1
+        await asyncio.to_thread(_write, file, pickle.dumps(work))
         await asyncio.shield(self._ended)  # the pool may close meanwhile, and the process ends after it
         return ended(self._child.process.returncode, self._child.processor_s, self._limit_s)
 
@@ -198,7 +238,7 @@ class CompilerProcess:
 
 
 def ended(status: int, took_s: float, limit_s: float) -> Compilation:
-    """Return how a compiler has ended. status: its return code. took_s: processor seconds. limit_s: the most of them."""
+    """Return how a compiler has ended. status: its return code. took_s, limit_s: processor seconds."""
     if status == 0:
         return Compilation(took_s)
     timed_out = status == -signal.SIGXCPU or took_s >= math.ceil(limit_s)

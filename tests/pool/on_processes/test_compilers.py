@@ -17,8 +17,10 @@ from kaas.errors import CompileLimitExceeded, KaasError
 from kaas.pool.executors.transport import Compilation
 from kaas.pool.on_processes import compilers
 from kaas.pool.on_processes.compilers import Compilers
+from kaas.worker.process_orders import CompilerWork
 from softgpu.ahead import namespace
 from tests.loops import run
+from tests.providers import write_metadata
 
 pytestmark = pytest.mark.processes
 
@@ -37,13 +39,13 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def task(ptx: str) -> bytes:
-    out = kaas.Buffer("out", 1, "uint32")
-    return kaas.KTask([kaas.Kernel(kaas.Library.from_ptx(ptx), "k", 1, 32, [kaas.Out(out)])], [out]).to_msgpack()
+def task(code: str | kaas.Library) -> bytes:
+    out, library = kaas.Buffer("out", 1, "uint32"), kaas.Library.from_ptx(code) if isinstance(code, str) else code
+    return kaas.KTask([kaas.Kernel(library, "k", 1, 32, [kaas.Out(out)])], [out]).to_msgpack()
 
 
-def made(limit_s: float = 600.0, *, named: bool = True) -> Compilers:
-    config = Config(devices=(Device("software"),), isolation="fence", compile_limit_s=limit_s)
+def made(limit_s: float = 600.0, *, named: bool = True, run_limit_s: float = 600.0) -> Compilers:
+    config = Config(devices=(Device("software"),), isolation="fence", compile_limit_s=limit_s, run_limit_s=run_limit_s)
     started = Compilers(config, None)
     started.named(namespace() if named else "")
     return started
@@ -60,6 +62,73 @@ def test_code_is_compiled_once(own_cache: Path) -> None:
     first, second = run(main())
     assert first.processor_s > 0 == second.processor_s
     assert (first.error, second.error) == (None, None)
+    assert len(list((own_cache / "softgpu" / "kernels").iterdir())) == 2
+
+
+PROVIDER = """
+import os, time
+import kaas
+
+def images(name, version):
+    if name == "hangs":
+        time.sleep(1000)
+    if os.environ.get("KAAS_BUILD_PROVIDED") == "0" and name == "unfinished":
+        raise kaas.errors.NotProvided("it is not built here", has=())
+    return kaas.Library.from_ptx({ptx!r} + "// " + name)
+"""
+
+
+@pytest.fixture
+def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], kaas.Library]:
+    """Return the library of a name, whose code a package provides."""
+    packages = tmp_path / "packages"
+    write_metadata(packages, "shapes", "the_shapes:images")
+    (packages / "the_shapes.py").write_text(PROVIDER.format(ptx=EMPTY))
+    monkeypatch.syspath_prepend(packages)
+    return lambda name: kaas.Library.provided("shapes", name, "1")
+
+
+def test_code_that_a_provider_names_is_compiled_once(
+    own_cache: Path, named: Callable[[str], kaas.Library], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[CompilerWork] = []
+    did = compilers.CompilerProcess.did
+
+    async def watched(self: compilers.CompilerProcess, work: CompilerWork) -> Compilation:
+        begun.append(work)
+        return await did(self, work)
+
+    monkeypatch.setattr(compilers.CompilerProcess, "did", watched)
+
+    async def main() -> list[Compilation]:
+        ready = made()
+        try:
+            names = ("round", "round", "square")
+            return [await ready.compile(task(named(name)), "alice") for name in names]
+        finally:
+            ready.close()
+
+    first, second, other = run(main())
+    assert [found.error for found in (first, second, other)] == [None, None, None]
+    assert min(first.processor_s, other.processor_s) > 0 == second.processor_s
+    assert len(list((own_cache / "softgpu" / "kernels").iterdir())) == 4
+    assert [bool(work.names) for work in begun] == [True, False, True, False]
+    assert not any(work.names and work.libraries for work in begun)  # no process has both
+
+
+@pytest.mark.parametrize("name", ["unfinished", "hangs"])
+def test_what_a_provider_does_not_give_is_left_to_the_executor_and_other_code_is_compiled(
+    own_cache: Path, named: Callable[[str], kaas.Library], name: str
+) -> None:
+    async def main() -> Compilation:
+        ready = made(run_limit_s=2.0)
+        try:
+            return await ready.compile(task(named(name) | kaas.Library.from_ptx(EMPTY)), "alice")
+        finally:
+            ready.close()
+
+    found = run(main())
+    assert (found.error, found.lost) == (None, "")
     assert len(list((own_cache / "softgpu" / "kernels").iterdir())) == 2
 
 
@@ -164,8 +233,8 @@ def test_a_client_has_one_compiler_at_a_time_and_clients_take_turns(monkeypatch:
         def __init__(self, *_: Any) -> None:
             pass
 
-        async def compiled(self, libraries: Any) -> Compilation:
-            name = libraries[0][0]._content.decode().rpartition("// ")[2]
+        async def did(self, work: CompilerWork) -> Compilation:
+            name = work.libraries[0][0]._content.decode().rpartition("// ")[2]
             begun.append(name)
             await go_on.setdefault(name, asyncio.Event()).wait()
             return Compilation(1.0)
