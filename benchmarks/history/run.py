@@ -118,7 +118,11 @@ class Harm:
         began_s = monotonic()
         while acts:
             at_s, _, act, for_s = heapq.heappop(acts)
-            threading.Event().wait(max(began_s + at_s - monotonic(), 0))
+            ahead_s = began_s + at_s - monotonic()
+            if ahead_s > 0:
+                threading.Event().wait(ahead_s)
+            else:
+                began_s -= ahead_s  # the plan stands still meanwhile: what comes late would otherwise end a rest
             undo = act()
             if undo is not None:
                 plan(at_s + for_s, undo)
