@@ -173,8 +173,9 @@ class Admission:
         return all(memory.find(key) is None for key in there)
 
     def _refusal(self, task: KTask | None, inputs: Inputs, arena_bytes: int, missing_bytes: int) -> KaasError:
-        needed_bytes = arena_bytes + sum(map(granules, inputs.objects.values()))
-        capacity_bytes, device = self._memory.cache.device.capacity_bytes, self._device
+        tier, device, held = self._memory.cache.device, self._device, inputs.held()
+        room = {key: tier.sizes.get(key, granules(nbytes)) for key, nbytes in inputs.objects.items() if key not in held}
+        needed_bytes, capacity_bytes = arena_bytes + sum(room.values()), tier.capacity_bytes
         if needed_bytes > capacity_bytes:
             return too_large(task, needed_bytes, capacity_bytes, device)
         name, largest, fields = describe(task)

@@ -11,7 +11,7 @@ import msgspec
 from kaas.errors import InputFailed, MissingScalar, WrongScalar
 from kaas.executor.cache.ranges import Part, Ranges
 from kaas.executor.device.host_arrays import on_host
-from kaas.executor.objects import CachedObject, FetchedObject, HostObject, InputObject
+from kaas.executor.objects import CachedObject, FetchedObject, HeldValue, HostObject, InputObject
 from kaas.ktask.arguments import Buffer
 from kaas.ktask.dlpack import device_of, is_exporter, tensor_of
 from kaas.ktask.dtypes import KIND_BYTES
@@ -106,6 +106,10 @@ class Inputs(msgspec.Struct):
     def reach(self, found: InputObject) -> bool:
         """Return True if kernels reach an object where it is, or will be, and not in another client's window alone."""
         return self.window is None or type(found) is not CachedObject or self.window.reaches(found.home)
+
+    def held(self) -> set[bytes]:
+        """Return the keys of the fetched objects that the pool holds: they take no room of this executor's."""
+        return {key for key, fetched in self.fetched.items() if isinstance(fetched.data, HeldValue)}
 
     def keep(self, plan: Plan, kept: Mapping[int, bytes]) -> None:
         """Note the outputs that will stay on the device; no tier can have them yet."""
@@ -313,8 +317,9 @@ def _take_views(
     """Add a fetched object, whole or by the parts that its views cover. Return these parts."""
     for index, source in sources.items():
         check_fit(plan.buffers[index], whole.nbytes, whole.dtype, source.offset_bytes)
-    if whole.nbytes <= ranges.whole_bytes:
+    if isinstance(whole.data, HeldValue) or whole.nbytes <= ranges.whole_bytes:
         inputs.fetched[key] = whole
+        inputs.replaced.extend(part.entry for part in ranges.parts(key))
         return ()
     new, replaced = ranges.cover(key, spans.values(), whole.nbytes)
     inputs.replaced.extend(part.entry for part in replaced)
@@ -354,7 +359,10 @@ def check_scalars(plan: Plan, scalars: Mapping[str, bytes]) -> list[bytes]:
 
 def _fetch(task: KTask | None, buffer: Buffer, source: InputSource) -> FetchedObject:
     """Fetch an object. Raise InputFailed or NotContiguous."""
-    data, dtype, shape = raw_bytes(buffer, on_host(buffer.name, _value(task, buffer, source)))
+    value = _value(task, buffer, source)
+    if isinstance(value, HeldValue):
+        return FetchedObject(value, value.nbytes, None)
+    data, dtype, shape = raw_bytes(buffer, on_host(buffer.name, value))
     return FetchedObject(data, len(data), dtype, shape)
 
 

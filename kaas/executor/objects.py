@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kaas.executor.device.device_memory import HostMemory, ObjectHome
+    from kaas.executor.device.device_memory import HeldMemory, HostMemory, ObjectHome
     from kaas.executor.device.window import ClientWindow
 
 
@@ -41,10 +41,23 @@ class HostObject:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchedObject:
-    """An object that was fetched because no tier has it; its fields are as in `CachedObject`."""
+class HeldValue:
+    """A value in device memory that the pool holds, from an offset in it on. whole_bytes: of the memory."""
 
-    data: memoryview
+    memory: HeldMemory
+    offset_bytes: int
+    nbytes: int
+    whole_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedObject:
+    """An object that was fetched because no tier has it; its fields are as in `CachedObject`.
+
+    data: its bytes, or where it is held: kernels read it there, and it takes no room of this executor's.
+    """
+
+    data: memoryview | HeldValue
     nbytes: int
     dtype: str | None
     shape: tuple[int, ...] | None = None

@@ -99,6 +99,7 @@ class ObjectCache(Generic[D, H]):
         replaced: Collection[bytes] = (),
         made: Collection[bytes] = (),
         victims: Sequence[bytes] = (),
+        held: Collection[bytes] = (),
     ) -> Reservation | Shortage | Unsaved:
         """Reserve room for objects (key -> bytes) and an arena of at least arena_bytes, for an idle slot.
 
@@ -114,6 +115,7 @@ class ObjectCache(Generic[D, H]):
                 through host memory.
             victims: keys of objects that leave the device first, in this order, as far as room is needed; then follow
                 those of the eviction rule.
+            held: keys of objects in memory that is not this cache's. They take no room in any tier.
         """
         there = self.device.values
         if any(key in there or key in self.host.values for key in made):
@@ -121,7 +123,7 @@ class ObjectCache(Generic[D, H]):
         reservation = self.hit(objects, slot, arena_bytes)
         if reservation is None:
             arena_bytes = granules(arena_bytes) if arena_bytes else 0
-            room = self._make_room(objects, slot, arena_bytes, replaced, made, victims)
+            room = self._make_room(objects, slot, arena_bytes, replaced, made, victims, held)
             if not isinstance(room, Reservation):
                 return room
             self._pin(objects, slot)
@@ -266,8 +268,10 @@ class ObjectCache(Generic[D, H]):
         replaced: Collection[bytes],
         made: Collection[bytes],
         named: Sequence[bytes],
+        held: Collection[bytes],
     ) -> Reservation | Shortage | Unsaved:
-        loads = {key: granules(nbytes) for key, nbytes in objects.items() if key not in self.device.values}
+        there = self.device.values
+        loads = {key: 0 if key in held else granules(nbytes) for key, nbytes in objects.items() if key not in there}
         load_bytes = sum(loads.values())
         kept = self._pins.keys() | objects.keys()
         before = self._arena_bytes_of(slot)
@@ -285,7 +289,7 @@ class ObjectCache(Generic[D, H]):
         if unsaved:
             return Unsaved(unsaved)
         host_hits = tuple(key for key in loads if key in self.host.values)
-        fetched = {key: nbytes for key, nbytes in loads.items() if key not in made} if made else loads
+        fetched = {key: nbytes for key, nbytes in loads.items() if nbytes and key not in made}
         host_loads, host_victims = self._make_host_room(fetched, kept, first)
         self.device.exchange(victims, loads)
         self.host.exchange(host_victims, host_loads)

@@ -31,7 +31,8 @@ class Eviction(Protocol):
     ) -> tuple[bytes, ...] | None:
         """Return objects of at least needed_bytes together, none of them in kept; None if there are not enough.
 
-        The call changes nothing: the cache calls `removed` for objects that really leave.
+        An object of size 0 makes no room, and stays. The call changes nothing: the cache calls `removed` for objects
+        that really leave.
         """
 
 
@@ -41,7 +42,7 @@ def named_first(
     """Return victims as `Eviction.victims` does: those that are named, in their order, then those of the rule."""
     leaving: dict[bytes, int] = {}
     for key in named:
-        if needed_bytes > 0 and key in sizes and key not in kept and key not in leaving:
+        if needed_bytes > 0 and sizes.get(key) and key not in kept and key not in leaving:
             leaving[key] = sizes[key]
             needed_bytes -= sizes[key]
     others = rule.victims(needed_bytes, sizes, {*kept, *leaving} if leaving else kept)
@@ -92,7 +93,7 @@ class SegmentedLru:
         chosen: list[bytes] = []
         if needed_bytes > 0:
             for key in self._order():
-                if key not in kept:
+                if sizes[key] and key not in kept:
                     chosen.append(key)
                     needed_bytes -= sizes[key]
                     if needed_bytes <= 0:

@@ -31,7 +31,8 @@ class MemoryLease(msgspec.Struct):
     Fields:
         objects: all objects on the device. Those of the request stay there.
         tiers: as in `RunStats`, without the seconds of copies.
-        loaded: objects that are new on the device. sources: the bytes, or the host address, to copy them from.
+        loaded: objects that are new on the device. sources: the bytes, or the host address, to copy them from; None for
+            held ones, whose bytes are there.
         made: objects that the request makes there. host_loaded: objects that are new in host memory.
         evicted, host_evicted: victims that are freed.
         left: keys of evicted objects of which nothing is on the device any more.

@@ -17,7 +17,7 @@ from kaas.executor.device.device_memory import DeviceHeap, HostMemory
 from kaas.executor.device.page_locked import PageLockedBuffers
 from kaas.executor.device.window import Allocated
 from kaas.executor.inputs import Inputs
-from kaas.executor.objects import CachedObject, HostObject
+from kaas.executor.objects import CachedObject, FetchedObject, HeldValue, HostObject
 
 
 class TieredMemory:
@@ -216,7 +216,9 @@ class TieredMemory:
         victims: Sequence[bytes],
         awaited: list[InflightCopy],
     ) -> MemoryLease | Shortage | Unsaved:
-        reservation = self.cache.reserve(inputs.objects, slot, arena_bytes, inputs.replaced, inputs.made, victims)
+        reservation = self.cache.reserve(
+            inputs.objects, slot, arena_bytes, inputs.replaced, inputs.made, victims, inputs.held()
+        )
         if not isinstance(reservation, Reservation):
             return reservation
         lease = MemoryLease(reservation, self.cache.device.values, awaited=awaited)
@@ -255,7 +257,7 @@ class TieredMemory:
         for key in inputs.made:
             made, nbytes = inputs.made[key], loads.pop(key)
             lease.made[key] = CachedObject(written.allocate(nbytes), made.nbytes, made.dtype, made.shape, written)
-        placed = _placed(loads, self._pool) if window is None else window.place(loads, inputs.constants)
+        placed = _placed(loads, inputs.fetched, self._pool) if window is None else window.place(loads, inputs.constants)
         for key, home, address in placed:
             source = inputs.fetched.get(key) or on_host[key]
             lease.loaded[key] = CachedObject(address, source.nbytes, source.dtype, source.shape, home)
@@ -266,7 +268,7 @@ class TieredMemory:
             hosted = self._host(lease, reservation.host_loads[key]) if key in reservation.host_loads else None
             if hosted is not None:
                 lease.host_loaded[key] = HostObject(hosted, fetched.nbytes, fetched.dtype, fetched.shape)
-            lease.sources[key] = fetched.data
+            lease.sources[key] = None if isinstance(fetched.data, HeldValue) else fetched.data
 
     def _host(self, lease: MemoryLease, nbytes: int) -> HostMemory | None:
         """Return page-locked memory. If the driver has no more, correct the tier's budget and return None."""
@@ -354,12 +356,18 @@ class TieredMemory:
             arena.fresh = True
 
 
+def _placed(
+    loads: Mapping[bytes, int], fetched: Mapping[bytes, FetchedObject], heap: DeviceHeap
+) -> Iterator[Allocated]:
+    """Map objects that another process holds, and allocate the others."""
+    for key, nbytes in loads.items():
+        held = fetched[key].data if key in fetched else None
+        if isinstance(held, HeldValue):
+            yield key, held.memory, held.memory.take(held.whole_bytes) + held.offset_bytes
+        else:
+            yield key, heap, heap.allocate(nbytes)
+
+
 def _hits(inputs: Inputs) -> dict[str, TierUse]:
     """Return the tiers' use of a request that found everything on the device."""
     return {"device": TierUse(len(inputs.objects), sum(inputs.objects.values()))} if inputs.objects else {}
-
-
-def _placed(loads: Mapping[bytes, int], heap: DeviceHeap) -> Iterator[Allocated]:
-    """Allocate objects in the device's pool."""
-    for key, nbytes in loads.items():
-        yield key, heap, heap.allocate(nbytes)

@@ -7,13 +7,15 @@ memory is host memory.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from cuda.bindings import driver
 
+import softgpu
 from kaas.errors import KaasError, OutOfDeviceMemory
 from kaas.executor.device.driver_errors import call, check, error_of
 
@@ -201,3 +203,119 @@ class HostMemory:
     def close(self) -> None:
         """Unlock and free the memory."""
         call(driver.cuMemFreeHost, self.address)
+
+
+# --- memory of several processes
+
+_FILE = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+_READ = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ
+_WRITE = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+
+
+def sealed_file(values: Sequence[tuple[int, Any]], whole_bytes: int, ordinal: int, device: str) -> int:
+    """Make device memory of values, and return its descriptor: each process can read it, and none can write it.
+
+    Only a software device has such memory: the driver of a GPU lets each process that has a descriptor write.
+
+    Args:
+        values: each with its offset, a multiple of 256.
+        whole_bytes: of the memory, a multiple of the driver's granularity.
+        ordinal: the number of the device.
+        device: its name, for errors.
+
+    Raises:
+        OutOfDeviceMemory: the device, or the machine, has not enough.
+    """
+    HOST_ROOM.check(whole_bytes, device)
+    properties = driver.CUmemAllocationProp()
+    properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    properties.location.id = ordinal
+    properties.requestedHandleTypes = _FILE
+    status, memory = driver.cuMemCreate(whole_bytes, properties, 0)
+    if status:
+        raise refusal("cuMemCreate", int(status), whole_bytes, device)
+    try:
+        mapped = _Mapping(memory, whole_bytes, _WRITE)
+        try:
+            for offset_bytes, value in values:
+                data = np.frombuffer(value, np.uint8) if len(value) else np.empty(0, np.uint8)
+                if data.nbytes:
+                    call(driver.cuMemcpyHtoD, mapped.address + offset_bytes, data.ctypes.data, data.nbytes)
+        finally:
+            mapped.close()
+        softgpu.seal(memory)
+        return int(call(driver.cuMemExportToShareableHandle, memory, _FILE, 0))
+    finally:
+        call(driver.cuMemRelease, memory)
+
+
+class HeldMemory:
+    """Device memory that another process has made, which kernels here can only read. It is mapped while it is used."""
+
+    def __init__(self, file: int) -> None:
+        """Keep a copy of its descriptor.
+
+        Raises:
+            OSError: this process has no descriptor left.
+        """
+        self._file = os.dup(file)
+        self._mapping: _Mapping | None = None
+        self._uses = 0
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            os.close(self._file)
+
+    def take(self, whole_bytes: int) -> int:
+        """Return the address of the memory, which has so many bytes. One `free` ends this use.
+
+        Raises:
+            OutOfDeviceMemory: the driver has no room. DeviceError: the descriptor is of no sealed device memory.
+        """
+        if self._mapping is None:
+            memory = call(driver.cuMemImportFromShareableHandle, self._file, _FILE)
+            try:
+                self._mapping = _Mapping(memory, whole_bytes, _READ)
+            finally:
+                call(driver.cuMemRelease, memory)  # it stays while it is mapped
+        self._uses += 1
+        return self._mapping.address
+
+    def free(self, address: int) -> None:  # noqa: ARG002 - it is one mapping
+        """End one use; no kernel and no stream reads there any more."""
+        self._uses -= 1
+        if not self._uses and self._mapping is not None:
+            self._mapping.close()
+            self._mapping = None
+
+    def written_at(self, address: int) -> int:
+        """Return the address itself; nothing can write there."""
+        return address
+
+
+class _Mapping:
+    """Memory at addresses of its own, from `address` on."""
+
+    def __init__(self, memory: Any, nbytes: int, flags: Any) -> None:
+        """Map memory of a handle; flags: of its access."""
+        self._nbytes = nbytes
+        self.address = int(call(driver.cuMemAddressReserve, nbytes, 0, 0, 0))
+        try:
+            call(driver.cuMemMap, self.address, nbytes, 0, memory, 0)
+            try:
+                access = driver.CUmemAccessDesc()
+                access.location = call(driver.cuMemGetAllocationPropertiesFromHandle, memory).location
+                access.flags = flags
+                call(driver.cuMemSetAccess, self.address, nbytes, [access], 1)
+            except BaseException:
+                call(driver.cuMemUnmap, self.address, nbytes)
+                raise
+        except BaseException:
+            call(driver.cuMemAddressFree, self.address, nbytes)
+            raise
+
+    def close(self) -> None:
+        """Unmap it, and give the addresses back."""
+        call(driver.cuMemUnmap, self.address, self._nbytes)
+        call(driver.cuMemAddressFree, self.address, self._nbytes)

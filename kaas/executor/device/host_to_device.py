@@ -55,7 +55,8 @@ class HostToDevice:
             source = hosted.memory.address
         with self._submitting:
             copy.events.start(self._stream)
-            self._stream.copy_in(loaded.home.written_at(loaded.address), source, loaded.nbytes)
+            if source is not None:
+                self._stream.copy_in(loaded.home.written_at(loaded.address), source, loaded.nbytes)
             copy.events.stop(self._stream)
         with self._monitor.lock:
             copy.submitted = True
