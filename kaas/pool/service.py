@@ -239,7 +239,10 @@ class Service:
 
     def measured(self) -> Measured:
         """Return the values of the pool's metrics."""
-        return self.pool.reports.measured()
+        measured = self.pool.reports.measured()
+        cached = measured.cached_bytes
+        held_bytes = self._executors.held_bytes
+        return replace(measured, cached_bytes={**cached, "device": cached.get("device", 0) + held_bytes})
 
     async def trace(self, seconds: float) -> bytes:
         """Return a trace of the requests of the next seconds.

@@ -73,19 +73,32 @@ class Filed(msgspec.Struct, frozen=True, array_like=True, tag=3):
     nbytes: int
 
 
+class DeviceFiled(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """A value in device memory that the pool holds, whose file came with the message, as of `Filed`.
+
+    Fields:
+        whole_bytes: of the memory.
+    """
+
+    file: int
+    offset_bytes: int
+    nbytes: int
+    whole_bytes: int
+
+
 Attachment = Named | Framed | Block
-ExecutorAttachment = Named | Framed | Filed
+ExecutorAttachment = Named | Framed | Filed | DeviceFiled
 """An attachment of a message to an executor."""
 
 
 class ObjectParts(NamedTuple):
-    """An object that came over the connection: its bytes or, of a tuple of constants, those of each entry.
+    """An object that came over the connection: its value or, of a tuple of constants, that of each entry.
 
     Fields:
         frames: all frames after the header; the items point into them.
     """
 
-    items: Sequence[Framed | Filed]
+    items: Sequence[Framed | Filed | DeviceFiled]
     frames: Sequence[Any]
 
 
@@ -249,7 +262,7 @@ class ProvideObjects(msgspec.Struct, frozen=True, array_like=True, tag=36):
     """
 
     number: int
-    objects: Sequence[Sequence[Framed | Filed]] = ()
+    objects: Sequence[Sequence[Framed | Filed | DeviceFiled]] = ()
     error: bool = False
 
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from kaas.config import Config
+from kaas.config import Config, Device
 from kaas.scheduling.policy_choice import client_executors
 
 EXECUTOR_OPTIONS = ("slots", "cache_bytes", "host_cache_bytes", "whole_object_bytes", "run_limit_s", "isolation")
 """The fields of `Config` that are options of `Executor`."""
 
 
-def executor_options(config: Config) -> dict[str, Any]:
-    """Return the options of `Executor`, and `parts`: how many executors divide a device's memory and the caches."""
+def executor_options(config: Config, device: Device) -> dict[str, Any]:
+    """Return the options of `Executor` on a device, and `parts`: how many processes divide its memory and the caches.
+
+    With executors of one client each, a software device has a part more: for the memory that they share.
+    """
     options = {name: getattr(config, name) for name in EXECUTOR_OPTIONS}
-    parts = client_executors(config)
-    if parts is None:
+    executors = client_executors(config)
+    if executors is None:
         return {**options, "parts": 1}
+    parts = executors + (device.kind == "software")
     for name in ("cache_bytes", "host_cache_bytes"):
         if options[name] is not None:
             options[name] //= parts

@@ -24,7 +24,9 @@ def main() -> None:
         from kaas.wire.status import status_codec
         from kaas.worker.executor_worker import ExecutorWorker
 
-        worker = ExecutorWorker(orders.device, orders.options, orders.name, orders.node, connection_lost=end_group)
+        worker = ExecutorWorker(
+            orders.device, orders.options, orders.name, orders.node, connection_lost=end_group, walls=orders.walls
+        )
         info = worker.start(orders.address)
     except KaasError as error:
         report_failure(word_file, error)

@@ -57,11 +57,13 @@ class ExecutorWorker:
         get: GetInput = same,
         introduce: Callable[[str], Introduction] | None = None,
         connection_lost: Callable[[], None] | None = None,
+        walls: bool = False,
     ) -> None:
         """
         Args:
             options: as `executor_options` returns them. name: the worker's number. node: where it is. introduce: as
-                `InvocationRunner` takes it. connection_lost: called when the pool's process has ended.
+                `InvocationRunner` takes it. connection_lost: called when the pool's process has ended. walls: as in
+                `ExecutorOrders`.
         """
         self._device = device
         self._options = options
@@ -70,6 +72,7 @@ class ExecutorWorker:
         self._get = get
         self._introduce = introduce
         self._connection_lost = connection_lost
+        self._walls = walls
         self._epochs = Epochs()
         self._unneeded: set[str] = set()  # functions to be forgotten once they no longer run
         self._nothing = Attachments((), (), tuple, get)
@@ -130,7 +133,11 @@ class ExecutorWorker:
         Raises:
             The errors of `connect`.
         """
-        connection = connect(address, self._node, "executor", self._name, secrets.token_hex(8), CONNECT_LIMIT_S)
+        from kaas.executor.device.device_memory import HeldMemory
+
+        take_file = HeldMemory if self._walls else None
+        incarnation = secrets.token_hex(8)
+        connection = connect(address, self._node, "executor", self._name, incarnation, CONNECT_LIMIT_S, take_file)
         epoch = Epoch(address.epoch, connection)
         left = self._epochs.begin(epoch)
         for number in range(self._options["slots"] + 1):

@@ -8,11 +8,12 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kaas.errors import InputFailed, KaasError
+from kaas.executor.objects import HeldValue
 from kaas.executor.run import RunRequest, RunResult
 from kaas.ktask.graph import KTask
 from kaas.wire import specs as wire
 from kaas.wire.connections.shared_memory import part
-from kaas.wire.messages import Filed, Framed, Named, ObjectParts
+from kaas.wire.messages import DeviceFiled, Filed, Framed, Named, ObjectParts
 from kaas.wire.outputs import InputLost
 from kaas.wire.packing import unpack, unpack_keyed, unpack_objects
 
@@ -278,7 +279,7 @@ class Attachments:
         Raises:
             InputLost; the error of fetching the object.
         """
-        if isinstance(item, Framed | Filed):
+        if isinstance(item, Framed | Filed | DeviceFiled):
             return _read(item, self._frames)
         if not isinstance(item, Named):
             return self._get(item, self.made)
@@ -292,11 +293,13 @@ class Attachments:
         return values if position in self._constants else values[0]
 
 
-def _read(item: Framed | Filed, frames: Sequence[Any]) -> Any:
+def _read(item: Framed | Filed | DeviceFiled, frames: Sequence[Any]) -> Any:
     """Return the value of an item; raise OSError if its memory cannot be read."""
     if isinstance(item, Framed):
         return frames[item.frame - 1]
     memory = frames[-1 - item.file]
     if isinstance(memory, OSError):  # the memory could not be mapped
         raise memory
+    if isinstance(item, DeviceFiled):
+        return HeldValue(memory, item.offset_bytes, item.nbytes, item.whole_bytes)
     return part(memory, item.offset_bytes, item.nbytes)

@@ -26,7 +26,8 @@ class ExecutorOrders:
     """The orders of an executor's process.
 
     options: as `executor_options` returns them. name: its worker's number. address, node: of the pool. sandbox: the
-    process enters it before it opens its device; None for no sandbox.
+    process enters it before it opens its device; None for no sandbox. walls: files that come with messages are of
+    held device memory, and none is of shared memory.
     """
 
     device: Device
@@ -35,6 +36,7 @@ class ExecutorOrders:
     address: Address
     node: str
     sandbox: Sandbox | None = None
+    walls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +64,15 @@ class CompilerWork(NamedTuple):
 
     names: Sequence[Image] = ()
     libraries: Sequence[Sequence[CodeAhead]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HolderOrders:
+    """The orders of a holder's process.
+
+    parts: how many processes divide the device's memory. link: the socket on which it gets one order after the other.
+    """
+
+    device: Device
+    parts: int
+    link: int

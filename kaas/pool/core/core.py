@@ -73,7 +73,7 @@ class Pool:
         self._loop = asyncio.get_running_loop()
         self._background = Background(self.fail)
         self._devices = physical(config, config.devices)
-        self._cache_bytes = executor_options(config)["cache_bytes"]
+        self._cache_bytes = [executor_options(config, device)["cache_bytes"] for device in config.devices]
         self._policy = make_policy(config.policy, self._devices)
         self._recorder: Recorder | None = None
         self._profiles = Profiles(config.profiles or (), self._devices)
@@ -129,7 +129,7 @@ class Pool:
 
     def _adopt(self, survivor: Survivor, now_s: float) -> None:
         device = self._devices[survivor.start.device]
-        worker, events = adopted(survivor, device, self._requests, now_s, self._cache_bytes)
+        worker, events = adopted(survivor, device, self._requests, now_s, self._cache_bytes[device.index])
         for request in worker.running.values():
             self._runs.run(request, worker)
         self._manager.adopt(worker)
@@ -379,7 +379,7 @@ class Pool:
     def ready(self, worker: WorkerRecord) -> None:
         """Tell the policy that a worker can run requests, and repeat the pins of its device."""
         self.events.ready(worker)
-        self.handle(worker.arrival(self._loop.time(), self._cache_bytes))
+        self.handle(worker.arrival(self._loop.time(), self._cache_bytes[worker.device.index]))
         self.caches.repeat(worker)
 
     def gone(self, worker: WorkerRecord, reason: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,11 +16,12 @@ from kaas.pool.functions import RegisteredFunction
 from kaas.pool.immediate_future import ImmediateFuture
 from kaas.scheduling.decisions import StartWorker
 from kaas.wire.connections.router import Peer, Router
-from kaas.wire.connections.shared_memory import Inbox, open_file
+from kaas.wire.connections.shared_memory import Inbox, copied, open_file
 from kaas.wire.connections.stream import FILES_AT_MOST, close_all
 from kaas.wire.error_codec import encode_error
 from kaas.wire.messages import (
     Block,
+    DeviceFiled,
     ExecutorAttachment,
     ExecutorReply,
     Filed,
@@ -281,6 +283,16 @@ class _Call:
             raise ValueError(f"it asks {self.asked} times for {len(self.refs)} objects")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldPart:
+    """A value in device memory that the pool holds by its file, from an offset in it on. whole_bytes: of the memory."""
+
+    file: int
+    offset_bytes: int
+    nbytes: int
+    whole_bytes: int
+
+
 class OutgoingAttachments:
     """The attachments of one message: frames, and files with memory that an executor on this machine maps.
 
@@ -293,34 +305,37 @@ class OutgoingAttachments:
     def __init__(self, inbox: Inbox, frames: Sequence[Any], *, by_file: bool) -> None:
         self._inbox = inbox
         self._by_file = by_file
-        self._places: dict[tuple[int, int], int] = {}
+        self._places: dict[tuple[int, int], int] = {}  # by process and file; 0: this one's held memory
         self.frames = list(frames)
         self.files: list[int] = []
 
-    def add(self, value: Any) -> Framed | Filed:
-        """Attach a Block, or a buffer.
+    def add(self, value: Any) -> Framed | Filed | DeviceFiled:
+        """Attach a Block, a HeldPart or a buffer.
 
         Raises:
             OSError: a program's memory is gone. Nothing goes out then.
         """
-        if isinstance(value, Block):
-            try:
-                if self._by_file and (place := self._place(value)) is not None:
-                    return Filed(place, value.offset_bytes, value.nbytes)
+        try:
+            if isinstance(value, HeldPart):
+                place = self._place((0, value.file), partial(copied, value.file))
+                return DeviceFiled(place, value.offset_bytes, value.nbytes, value.whole_bytes)
+            if isinstance(value, Block):
+                file = value.pid, value.fd
+                if self._by_file and (file in self._places or len(self.files) < FILES_AT_MOST):
+                    return Filed(self._place(file, partial(open_file, value)), value.offset_bytes, value.nbytes)
                 value = self._inbox.view(value)
-            except OSError:
-                close_all(self.files)
-                raise
+        except OSError:
+            close_all(self.files)
+            raise
         self.frames.append(value)
         return Framed(len(self.frames))  # the header is frame 0
 
-    def _place(self, block: Block) -> int | None:
-        """Return the position of a Block's file among the message's files, or None if there are too many files."""
-        place = self._places.get((block.pid, block.fd))
-        if place is None and len(self.files) < FILES_AT_MOST:
-            self.files.append(open_file(block))
-            place = self._places[block.pid, block.fd] = len(self.files) - 1
-        return place
+    def _place(self, file: tuple[int, int], opened: Callable[[], int]) -> int:
+        """Return the position of a file among the message's files."""
+        if file not in self._places:
+            self.files.append(opened())
+            self._places[file] = len(self.files) - 1
+        return self._places[file]
 
 
 def check_measured(record: RunRecord, keys: AllowedKeys) -> None:

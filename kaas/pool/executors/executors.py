@@ -136,6 +136,11 @@ class Executors:
         self._residents.worker_left(worker)
         self._hosts.kill(worker)
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of device memory that executors share, and do not count themselves."""
+        return self._hosts.held_bytes
+
     # --- calls
 
     def run(
@@ -343,9 +348,18 @@ class Executors:
         refs = connection.refs(number)
         if refs is None:
             return
+        wanted = [None if isinstance(ref, Framed | Block) else ref for ref in refs]
+        prepared = self._hosts.prepare(connection.worker, wanted)
+        if prepared is None:
+            self._give(connection, number, wanted)
+        else:
+            prepared.add_done_callback(lambda _: self._give(connection, number, wanted))
+
+    def _give(self, connection: ExecutorConnection, number: int, wanted: Sequence[Any]) -> None:
+        if connection.refs(number) is None:  # the call has ended meanwhile
+            return
         attachments = connection.attachments()
         try:
-            wanted = [None if isinstance(ref, Framed | Block) else ref for ref in refs]
             values = self._hosts.provide(connection.worker, number, wanted)
             objects = [[attachments.add(part) for part in parts] for parts in values or ()]
         except KaasError as error:

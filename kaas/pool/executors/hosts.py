@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -34,15 +35,24 @@ class ExecutorHosts(Protocol):
         """
         ...
 
+    def prepare(self, worker: int, refs: Sequence[Any]) -> asyncio.Future[Any] | None:
+        """Return what `provide` of these objects should wait for, or None."""
+        ...
+
     def provide(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Any]] | None:
         """Provide an executor with the objects of the call with this number. None among refs: the executor has it.
 
-        Return None if the host sends the objects itself, else the values of each object, Blocks or buffers, for the
-        pool's sockets.
+        Return None if the host sends the objects itself, else the values of each object, Blocks, HeldParts or buffers,
+        for the pool's sockets.
 
         Raises:
             KaasError: an object is lost.
         """
+        ...
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of device memory that executors share."""
         ...
 
     def owns(self, worker: int, pid: int) -> bool:

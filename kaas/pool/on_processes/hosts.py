@@ -16,6 +16,8 @@ from kaas.config import Config, Device
 from kaas.errors import KaasError
 from kaas.pool.executors.transport import Compilation
 from kaas.pool.on_processes.compilers import Compilers
+from kaas.pool.on_processes.holders import Holder
+from kaas.pool.on_processes.objects import HeldObject
 from kaas.process_folder import ProcessFolder
 from kaas.scheduling.decisions import StartWorker
 from kaas.wire.messages import Address
@@ -49,12 +51,18 @@ class ProcessHosts:
         assert config.devices is not None, "a pool gets a resolved configuration"
         self._devices = config.devices
         self._visible = [visible_gpu(config.devices, index) for index in range(len(config.devices))]
-        self._options = executor_options(config)
+        self._options = [executor_options(config, device) for device in config.devices]
         self._node = node
         self._sandbox = sandbox
         self._compilers = Compilers(config, sandbox) if config.isolation != "none" else None
         self._folders: dict[int, ProcessFolder] = {}  # those that executors of one client write, and no other executor
         self._walls = config.isolation == "process"
+        self._holders = {
+            index: Holder(device, options["parts"], options["cache_bytes"] or sys.maxsize, config.start_limit_s)
+            for index, (device, options) in enumerate(zip(config.devices, self._options, strict=True))
+            if self._walls and device.kind == "software"
+        }
+        self._device_of: dict[int, int] = {}
         self._printed = [
             PrintedLines(partial(write_out, each), bytes_per_minute=PRINTED_BYTES_PER_MINUTE, kind="worker")
             for each in (sys.stdout, sys.stderr)
@@ -70,9 +78,11 @@ class ProcessHosts:
             KaasError: the executor did not start, or was killed before it had a process.
         """
         self._starting.add(start.worker)
+        self._device_of[start.worker] = start.device
         device = self._devices[start.device]
         sandbox = self._sandbox_of(start.worker)
-        orders = ExecutorOrders(device, self._options, str(start.worker), address, self._node, sandbox)
+        options, walls = self._options[start.device], self._walls
+        orders = ExecutorOrders(device, options, str(start.worker), address, self._node, sandbox, walls)
         inherited = None
         if sandbox is not None:
             inherited = sandbox.environment(os.environ)
@@ -126,9 +136,31 @@ class ProcessHosts:
         """Return no executors."""
         return ()
 
+    def expect(self, constants: HeldObject) -> None:
+        """Take in that executors will probably ask for constants."""
+        for holder in self._holders.values():
+            if holder.lacks(constants):
+                holder.start()
+
+    def prepare(self, worker: int, refs: Sequence[Any]) -> asyncio.Future[Any] | None:
+        """Return a future that is done once constants are held on the worker's device, as far as they can be."""
+        holder = self._holder(worker)
+        lacking = [] if holder is None else [holder.hold(ref) for ref in refs if holder.lacks(ref)]
+        return asyncio.gather(*lacking) if lacking else None
+
     def provide(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Any]]:  # noqa: ARG002
-        """Return the values of objects that the pool holds."""
-        return [() if ref is None else ref.blocks for ref in refs]
+        """Return the values of objects that the pool holds, as parts of device memory if they are held there."""
+        holder = self._holder(worker)
+        held = [() if holder is None or ref is None else holder.parts(worker, ref) for ref in refs]
+        return [parts or (() if ref is None else ref.blocks) for parts, ref in zip(held, refs, strict=True)]
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of device memory that executors share."""
+        return sum(holder.held_bytes for holder in self._holders.values())
+
+    def _holder(self, worker: int) -> Holder | None:
+        return self._holders.get(self._device_of.get(worker, -1))
 
     def owns(self, worker: int, pid: int) -> bool:
         """Return True if the worker has this process."""
@@ -159,6 +191,8 @@ class ProcessHosts:
         child, _ = self._children.pop(worker, (None, None))
         if child is not None:
             child.kill_group()
+        if (holder := self._holders.get(self._device_of.pop(worker, -1))) is not None:
+            holder.left(worker)
         if (folder := self._folders.pop(worker, None)) is not None:
             Thread(target=folder.remove, name="kaas-folder", daemon=True).start()  # it may have many files
 
@@ -168,6 +202,8 @@ class ProcessHosts:
             self.kill(worker)
         if self._compilers is not None:
             self._compilers.close()
+        for holder in self._holders.values():
+            holder.close()
 
 
 def visible_gpu(devices: Sequence[Device], index: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -72,13 +72,24 @@ class HeldObject:
         """Return the key."""
         return self._key
 
+    @property
+    def constants_bytes(self) -> int:
+        """Bytes of the constants of a function; 0 for any other object."""
+        together = self._owners and isinstance(self._owners[0], HeldObject)
+        return sum(block.nbytes for block in self.blocks) if together else 0
+
 
 class HeldObjects:
     """All held objects, by content: equal values of two programs are one object. Belongs to one event loop."""
 
-    def __init__(self, inbox: Inbox) -> None:
-        """inbox: of the router, which forgets the memory of programs that have ended."""
+    def __init__(self, inbox: Inbox, expect: Callable[[HeldObject], None] = lambda _: None) -> None:
+        """
+        Args:
+            inbox: of the router, which forgets the memory of programs that have ended. expect: called with constants of
+                a function that is registered.
+        """
         self._outbox = Outbox()
+        self._expect = expect
         self._inbox = inbox
         self._known: WeakValueDictionary[bytes, HeldObject] = WeakValueDictionary()
         self._sessions: dict[str, dict[bytes, list[HeldObject]]] = {}
@@ -118,8 +129,7 @@ class HeldObjects:
         found |= await self._copied(values, frames)
         parts = [found[key] for key in wanted.keys]
         if wanted.together is not None:
-            blocks = [block for part in parts for block in part.blocks]
-            parts = [self._known.setdefault(wanted.together, HeldObject(wanted.together, blocks, parts))]
+            parts = [self._joined(wanted.together, parts)]
         mine = self._sessions.setdefault(session, {})
         for held in parts:
             mine.setdefault(held.binary(), []).append(held)
@@ -160,8 +170,13 @@ class HeldObjects:
 
     def together(self, parts: Sequence[HeldObject]) -> HeldObject:
         """Return several objects as one: the constants of a function."""
-        key = key_of_all([part.binary() for part in parts])
-        return self._known.setdefault(key, HeldObject(key, [block for part in parts for block in part.blocks], parts))
+        return self._joined(key_of_all([part.binary() for part in parts]), parts)
+
+    def _joined(self, key: bytes, parts: Sequence[HeldObject]) -> HeldObject:
+        made = HeldObject(key, [block for part in parts for block in part.blocks], parts)
+        constants = self._known.setdefault(key, made)
+        self._expect(constants)
+        return constants
 
     def view(self, held: HeldObject) -> memoryview:
         """Return the value of an object of one part, readable for as long as the object exists."""

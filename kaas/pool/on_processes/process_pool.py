@@ -48,7 +48,7 @@ class Machine:
 
     def workers(self, router: Router, residents: Residents) -> tuple[Executors, Executors]:
         """Return the executors, which are all workers here."""
-        self.objects = HeldObjects(router.inbox)
+        self.objects = HeldObjects(router.inbox, self.hosts.expect)
         executors = Executors(router, self.hosts, residents, walls=self._walls)
         return executors, executors
 

@@ -42,7 +42,7 @@ class RayHosts:
         self._prefix = f"{name}/worker/"
         self._own = own
         self._devices = config.devices
-        self._options = executor_options(config)
+        self._options = [executor_options(config, device) for device in config.devices]
         self._readiness = readiness
         self._resources = Resources()
         self._inbox = Inbox()
@@ -63,7 +63,9 @@ class RayHosts:
             **self._resources.of(device),
         }
         decorate: Any = ray.remote  # Ray's types lack concurrency groups
-        actor = decorate(**options)(ExecutorActor).remote(device, self._options, WorkerPost(start, self._own))
+        actor = decorate(**options)(ExecutorActor).remote(
+            device, self._options[start.device], WorkerPost(start, self._own)
+        )
         self._actors[start.worker] = actor
         self._epochs[start.worker] = address.epoch
         try:
@@ -85,6 +87,11 @@ class RayHosts:
             self._actors[each.start.worker] = actor
             self._epochs[each.start.worker] = address.epoch
         return [each for each, _ in adopted]
+
+    held_bytes = 0
+
+    def prepare(self, worker: int, refs: Sequence[Any]) -> None:
+        """Return None: nothing is to be waited for."""
 
     def provide(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Block]] | None:
         """Send references in a list, so that Ray passes on the references and not their objects.

@@ -257,6 +257,16 @@ def open_file(block: Block) -> int:
     return file
 
 
+def copied(file: int) -> int:
+    """Return another descriptor of a file.
+
+    Raises:
+        OutOfHostMemory: this process lacks a descriptor.
+    """
+    with _needed("a file of shared memory"):
+        return os.dup(file)
+
+
 def part(memory: memoryview, offset_bytes: int, nbytes: int) -> memoryview:
     """Return a part of a file's memory.
 

@@ -37,8 +37,9 @@ _FILES_SHIFT = 20
 """The number of frames stands in the lower bits of a message's first word, the number of files in the upper ones."""
 _FILES_BYTES = socket.CMSG_SPACE(FILES_AT_MOST * array("i").itemsize)
 
-Map = Callable[[int], memoryview]
-"""Makes a read-only view of a received file's memory, or raises OSError. The receiver closes the file after that."""
+TakeFile = Callable[[int], Any]
+"""Makes of a received file what readers of its message get, such as a read-only view of its memory, or raises OSError.
+The receiver closes the file after that."""
 
 
 class Malformed(Exception):
@@ -57,15 +58,15 @@ class MessageStream:
     interrupted within a method, by Ctrl-C, cannot know how much was done, and must close the stream.
     """
 
-    def __init__(self, connected: socket.socket, map_file: Map | None = None) -> None:
-        """map_file: for files that come with messages: each is one more frame, the last file directly behind the
-        ordinary frames, the first one at the end. The OSError of `map_file` is the frame of a file that cannot be
-        mapped. None: this end takes no files."""
+    def __init__(self, connected: socket.socket, take_file: TakeFile | None = None) -> None:
+        """take_file: for files that come with messages: each is one more frame, the last file directly behind the
+        ordinary frames, the first one at the end. The OSError of `take_file` is the frame of a file that cannot be
+        taken. None: this end takes no files."""
         connected.setblocking(False)
         self._socket = connected
         self._unsent: deque[memoryview | _WithFiles] = deque()
-        self._map_file = map_file
-        self._mapped: deque[memoryview | OSError] = deque()  # of files whose message may not be whole yet
+        self._take_file = take_file
+        self._taken: deque[Any] = deque()  # of files whose message may not be whole yet
         self._rest = b""  # of a message that has begun
         self.unread = True
         self.drained = False
@@ -157,10 +158,10 @@ class MessageStream:
         try:
             if self._large is not None:
                 return self._fill(self._large)
-            if self._map_file is None:
+            if self._take_file is None:
                 data, files = self._socket.recv(CHUNK_BYTES), False
             else:
-                data, files = self._receive(self._map_file)
+                data, files = self._receive(self._take_file)
         except BlockingIOError:
             self.unread = False
             self.drained = True
@@ -172,28 +173,28 @@ class MessageStream:
         self.drained = len(data) < CHUNK_BYTES and not files  # Linux ends a read behind bytes that files came with
         return self._cut(self._rest + data if self._rest else data)
 
-    def _receive(self, map_file: Map) -> tuple[bytes, bool]:
+    def _receive(self, take_file: TakeFile) -> tuple[bytes, bool]:
         """Return some bytes, and True if files came with them."""
         data, ancillary, _, _ = self._socket.recvmsg(CHUNK_BYTES, _FILES_BYTES, socket.MSG_CMSG_CLOEXEC)
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                self._map(map_file, array("i", content[: len(content) // 4 * 4]))
+                self._take(take_file, array("i", content[: len(content) // 4 * 4]))
         return data, bool(ancillary)
 
-    def _map(self, map_file: Map, files: Sequence[int]) -> None:
+    def _take(self, take_file: TakeFile, files: Sequence[int]) -> None:
         try:
             for file in files:
                 try:
-                    self._mapped.append(map_file(file))
+                    self._taken.append(take_file(file))
                 except OSError as error:  # the memory can shrink, or this process has no room for it
-                    self._mapped.append(error)
+                    self._taken.append(error)
         finally:
             close_all(files)
 
     def _with_files(self, frames: Frames, count: int) -> Frames:
-        if count > len(self._mapped):
+        if count > len(self._taken):
             raise Malformed
-        frames.extend(reversed([self._mapped.popleft() for _ in range(count)]))
+        frames.extend(reversed([self._taken.popleft() for _ in range(count)]))
         return frames
 
     def _cut(self, data: bytes) -> list[Frames]:

@@ -20,7 +20,7 @@ from kaas.wire import messages
 from kaas.wire.connections.adaptive_poll import AdaptivePoll
 from kaas.wire.connections.connection import CLOSED, ENDED, INTERRUPTED, Connection, ConnectionLost, Frames, T
 from kaas.wire.connections.shared_memory import Inbox
-from kaas.wire.connections.stream import CHUNK_BYTES, Malformed, MessageStream, close_all
+from kaas.wire.connections.stream import CHUNK_BYTES, Malformed, MessageStream, TakeFile, close_all
 from kaas.wire.messages import FromPeer, PeerHello, ToPeer
 
 AT_ONCE = 64
@@ -50,8 +50,8 @@ class UnixConnection(Connection):
     all that there is, and an event reports later bytes.
     """
 
-    def __init__(self, path: str, timeout_s: float) -> None:
-        """Connect. Wait for timeout_s at most while too many peers wait to be let in.
+    def __init__(self, path: str, timeout_s: float, take_file: TakeFile | None = None) -> None:
+        """Connect. Wait for timeout_s at most while too many peers wait to be let in. take_file: see `connect`.
 
         Raises:
             ConnectionLost: no process listens there, or it lets no peer in.
@@ -65,7 +65,7 @@ class UnixConnection(Connection):
         if failed:
             self._socket.close()
             raise ConnectionLost("the pool lets no peer in" if failed == errno.EAGAIN else ENDED)
-        self._stream = MessageStream(self._socket, Inbox().map_file)
+        self._stream = MessageStream(self._socket, take_file or Inbox().map_file)
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._flushes, self._lost = False, ""
         self._arrived: deque[Frames] = deque()

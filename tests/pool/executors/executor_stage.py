@@ -99,6 +99,7 @@ class FakeHosts:
         self.adoptions: list[Adoption] = []
         self.adopting = asyncio.Event()
         self.has: list[list[Any]] | KaasError | None = None
+        self.prepared: asyncio.Future[Any] | None = None
         self.supplied: list[tuple[int, int, Sequence[Any]]] = []
         self.deferred_results: dict[int, list[Any]] = {}
         self.killed: list[int] = []
@@ -118,6 +119,11 @@ class FakeHosts:
 
     def worker_of(self, pid: int) -> int:
         return START.worker if pid == PEER.pid else -1
+
+    held_bytes = 0
+
+    def prepare(self, worker: int, refs: Sequence[Any]) -> asyncio.Future[Any] | None:  # noqa: ARG002
+        return self.prepared
 
     def provide(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Any]] | None:
         self.supplied.append((worker, number, refs))

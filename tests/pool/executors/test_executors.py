@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import pickle
@@ -16,7 +17,7 @@ from msgspec import structs
 from kaas.errors import DeviceLost, InputFailed, KaasError, OutOfHostMemory, UnknownSymbol
 from kaas.executor.cache.tiers import TierUse
 from kaas.pool.executors import executor_connection, executors
-from kaas.pool.executors.executor_connection import REPLY_BYTES, STRANGE_AT_MOST, UNASKED_AT_MOST
+from kaas.pool.executors.executor_connection import REPLY_BYTES, STRANGE_AT_MOST, UNASKED_AT_MOST, HeldPart
 from kaas.pool.executors.payloads import Payload
 from kaas.pool.executors.residents import Placed
 from kaas.pool.executors.transport import WorkerLost
@@ -25,6 +26,7 @@ from kaas.wire.connections.shared_memory import Outbox
 from kaas.wire.error_codec import decode_error, encode_error
 from kaas.wire.messages import (
     Block,
+    DeviceFiled,
     ExecutorReply,
     Filed,
     ForgetFunction,
@@ -268,6 +270,29 @@ def test_an_executor_with_walls_gets_values_and_no_file_that_may_hold_others() -
         assert stage.router.files == []
 
     play(scenario, walls=True)
+
+
+def test_held_constants_go_by_their_file_once_they_are_there() -> None:
+    file = os.memfd_create("held")
+    os.pwrite(file, b"constants", 0)
+
+    async def scenario(stage: Stage) -> None:
+        stage.hosts.has = [[HeldPart(file, 0, 5, 4096), HeldPart(file, 512, 7, 4096)]]
+        stage.hosts.prepared = prepared = asyncio.get_running_loop().create_future()
+        await stage.run(small(Ref(b"x")))
+        await stage.run(small(Ref(b"y")))
+        for number in (1, 2):
+            stage.say(RequestObjects(number))
+        assert not any(isinstance(header, ProvideObjects) for header in stage.router.headers())
+        stage.say(ExecutorReply(2, RECORD), OUTPUT)
+        prepared.set_result(None)
+        await settle()
+        given = [header for header in stage.router.headers() if isinstance(header, ProvideObjects)]
+        assert given == [ProvideObjects(1, [[DeviceFiled(0, 0, 5, 4096), DeviceFiled(0, 512, 7, 4096)]])]
+        assert stage.router.files == [b"constants"]
+
+    play(scenario, walls=True)
+    os.close(file)
 
 
 @pytest.mark.parametrize(
