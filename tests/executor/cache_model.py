@@ -43,7 +43,7 @@ class TierModel:
         for entry in sorted(self.entries, key=self._leaves):
             if free_bytes >= needed_bytes:
                 break
-            if entry.key not in kept and entry.key not in first:
+            if entry.nbytes and entry.key not in kept and entry.key not in first:
                 chosen.append(entry.key)
                 free_bytes += entry.nbytes
         return tuple(chosen) if free_bytes >= needed_bytes else None
@@ -89,10 +89,13 @@ class CacheModel:
         arena_bytes: int,
         replaced: Collection[bytes],
         made: Collection[bytes],
+        elsewhere: Collection[bytes],
     ) -> Reservation | Shortage | Unsaved:
         there, on_host = self.device.sizes(), self.host.sizes()
         hits = tuple(key for key in objects if key in there)
-        loads = {key: granules(nbytes) for key, nbytes in objects.items() if key not in there}
+        loads = {
+            key: 0 if key in elsewhere else granules(nbytes) for key, nbytes in objects.items() if key not in there
+        }
         before = 0 if slot is None else self.arenas.get(slot, 0)
         if not loads and arena_bytes <= before:
             self._begin(objects, slot)
@@ -107,12 +110,12 @@ class CacheModel:
             if victims is not None and set(victims) <= set(first):
                 break
         if victims is None:
-            return self._shortage(objects, needed, sum(left.values()))
+            return self._shortage(loads | {key: there[key] for key in hits}, needed, sum(left.values()))
         if self.unsaved & set(victims):
             return Unsaved(tuple(key for key in victims if key in self.unsaved))
         host_loads: dict[bytes, int] = {}
         host_victims = tuple(key for key in first if key in on_host)
-        for key in (key for key in loads if key not in on_host and key not in made):
+        for key in (key for key in loads if key not in on_host and key not in {*made, *elsewhere}):
             enough = self.host.victims(sum(host_loads.values()) + loads[key], kept, first)
             if enough is not None:
                 host_loads[key], host_victims = loads[key], enough
@@ -173,7 +176,7 @@ class CacheModel:
 
     def _shortage(self, objects: Mapping[bytes, int], arena_bytes: int, running_bytes: int) -> Shortage:
         there = self.device.sizes()
-        mine_bytes = arena_bytes + sum(map(granules, objects.values()))
+        mine_bytes = arena_bytes + sum(objects.values())
         pinned_bytes, held_bytes = (
             sum(there[key] for key in set(keys) - objects.keys()) for keys in (self.pins, self.held)
         )

@@ -290,6 +290,7 @@ class CacheMachine(RuleBasedStateMachine):
         unhosted=st.booleans(),
         replaced=st.sets(st.sampled_from(sorted(SIZES)), max_size=2),
         made=st.sets(st.sampled_from(sorted(SIZES)), max_size=2),
+        held=st.sets(st.sampled_from(sorted(SIZES)), max_size=2),
         saved=st.booleans(),
     )
     def run(
@@ -301,10 +302,12 @@ class CacheMachine(RuleBasedStateMachine):
         unhosted: bool,
         replaced: set[bytes],
         made: set[bytes],
+        held: set[bytes],
         saved: bool,
     ) -> Running | None:
         made = (made & keys) - self.cache.sizes.keys() - self.cache.host.sizes.keys()
-        reservation = self._reserve(keys, slot, arena_bytes, sorted(replaced), made)
+        held = (held & keys) - made - self.cache.sizes.keys() - self.cache.host.sizes.keys()
+        reservation = self._reserve(keys, slot, arena_bytes, sorted(replaced), made, held)
         if reservation is None:
             return None
         hosted = list(reservation.host_loads)[unhosted:]
@@ -404,14 +407,15 @@ class CacheMachine(RuleBasedStateMachine):
         arena_bytes: int,
         replaced: Collection[bytes] = (),
         made: Collection[bytes] = (),
+        held: Collection[bytes] = (),
     ) -> Reservation | None:
         if slot in self.model.running:
             return None
         arena_bytes = 0 if slot is None else arena_bytes
         objects = {key: SIZES[key] for key in sorted(keys)}
-        expected = self.model.reserve(objects, slot, arena_bytes, replaced, made)
+        expected = self.model.reserve(objects, slot, arena_bytes, replaced, made, held)
         before = self._all()
-        reservation = self.cache.reserve(objects, slot, arena_bytes, replaced, made)
+        reservation = self.cache.reserve(objects, slot, arena_bytes, replaced, made, held=held)
         assert reservation == expected
         if isinstance(reservation, Reservation):
             gone = {*reservation.victims, *reservation.host_victims}
