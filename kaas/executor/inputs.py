@@ -111,6 +111,10 @@ class Inputs(msgspec.Struct):
         """Return the keys of the fetched objects that the pool holds: they take no room of this executor's."""
         return {key for key, fetched in self.fetched.items() if isinstance(fetched.data, HeldValue)}
 
+    def address(self, cached: CachedObject) -> int:
+        """Return the address at which kernels find an object on the device that they reach."""
+        return cached.address if self.window is None else self.window.seen_at(cached.address, cached.home)
+
     def keep(self, plan: Plan, kept: Mapping[int, bytes]) -> None:
         """Note the outputs that will stay on the device; no tier can have them yet."""
         self.kept = kept

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kaas.executor.device.device_memory import HeldMemory, HostMemory, ObjectHome
-    from kaas.executor.device.window import ClientWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +23,6 @@ class CachedObject:
     dtype: str | None
     shape: tuple[int, ...] | None
     home: ObjectHome
-
-    def seen_in(self, window: ClientWindow | None) -> int:
-        """Return the address at which kernels find the object: those of a window that reaches it, or all kernels."""
-        return self.address if window is None else window.seen_at(self.address, self.home)
 
 
 @dataclass(frozen=True, slots=True)

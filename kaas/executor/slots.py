@@ -133,7 +133,7 @@ class Slot:
         for index in plan.zeroed:
             stream.clear(addresses[index], plan.nbytes[index])
         for index, key, offset_bytes in inputs.shared:
-            addresses[index] = objects[key].seen_in(self.window) + offset_bytes
+            addresses[index] = inputs.address(objects[key]) + offset_bytes
         self._write_tables(plan, placement, addresses)
         self._wait_for(lease)
         for index, key, offset_bytes in inputs.copied:
@@ -203,7 +203,7 @@ class Slot:
             there = objects[key]
             if there.nbytes:
                 region = (plan.buffers[index].name, 0, there.nbytes)
-                describe(there.seen_in(self.window), granules(there.nbytes), [region])
+                describe(inputs.address(there), granules(there.nbytes), [region])
 
     def _wait_for(self, lease: MemoryLease) -> None:
         """Make the stream wait for the copies of objects that are on their way."""

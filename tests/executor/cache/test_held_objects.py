@@ -62,7 +62,7 @@ class Made:
             self.fetched += 1
             return held
 
-        return InputSource(key=bytes([value]), fetch=fetch, offset_bytes=offset_bytes, constant=True)
+        return InputSource(key=bytes([value]), fetch=fetch, offset_bytes=offset_bytes, constants=b"tuple")
 
     def mappings(self) -> list[str]:
         """The access of each mapping of the memory in this process."""
