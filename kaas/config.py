@@ -189,8 +189,8 @@ class Config:
             memory but the client's own, on software devices. "process": each client has executors of its own; on GPUs
             without Ray only. "auto": fences if all devices are software, else processes, or none on Ray.
         client_executors: with isolation="process", clients whose executors may be on a device at a time, each with an
-            equal part of the device's memory and of the caches; at least `slots`. A software device has one part more,
-            for constants that they share. None: 4, or `slots` if that is more.
+            equal part of the device's memory and of the caches; at least `slots`. Without Ray a software device has one
+            part more, for constants that they share. None: 4, or `slots` if that is more.
         clients: settings of clients, by name; others have the defaults of `ClientSettings`.
         queue_limit: requests that may be queued at a time; further ones are refused with `QueueFull`.
         etask_workers: processes of eTasks that may be on a device at a time; only one of them runs.

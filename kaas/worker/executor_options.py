@@ -11,16 +11,17 @@ EXECUTOR_OPTIONS = ("slots", "cache_bytes", "host_cache_bytes", "whole_object_by
 """The fields of `Config` that are options of `Executor`."""
 
 
-def executor_options(config: Config, device: Device) -> dict[str, Any]:
+def executor_options(config: Config, device: Device, *, shares: bool = True) -> dict[str, Any]:
     """Return the options of `Executor` on a device, and `parts`: how many processes divide its memory and the caches.
 
-    With executors of one client each, a software device has a part more: for the memory that they share.
+    With executors of one client each, a software device has a part more: for the memory that they share. shares: there
+    is such memory.
     """
     options = {name: getattr(config, name) for name in EXECUTOR_OPTIONS}
     executors = client_executors(config)
     if executors is None:
         return {**options, "parts": 1}
-    parts = executors + (device.kind == "software")
+    parts = executors + (shares and device.kind == "software")
     for name in ("cache_bytes", "host_cache_bytes"):
         if options[name] is not None:
             options[name] //= parts

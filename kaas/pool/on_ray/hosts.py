@@ -42,7 +42,7 @@ class RayHosts:
         self._prefix = f"{name}/worker/"
         self._own = own
         self._devices = config.devices
-        self._options = [executor_options(config, device) for device in config.devices]
+        self._options = [executor_options(config, device, shares=False) for device in config.devices]
         self._readiness = readiness
         self._resources = Resources()
         self._inbox = Inbox()
