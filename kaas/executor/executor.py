@@ -122,7 +122,7 @@ class Executor:
                 for one in self._slots:
                     slot = self._slots.take(one.number)
                     try:
-                        plan = slot.graph_cache(task, self._memory.cache.device.capacity_bytes).plan
+                        plan = slot.graph_cache(task, self._memory.capacity_bytes).plan
                     finally:
                         self._slots.give(slot)
                 return plan
@@ -298,7 +298,7 @@ class Executor:
 
     def _run(self, slot: Slot, request: RunRequest, watched: Watched | None) -> RunResult:
         started = perf_counter()
-        graphs = slot.graph_cache(request.task, self._memory.cache.device.capacity_bytes, request.client)
+        graphs = slot.graph_cache(request.task, self._memory.capacity_bytes, request.client)
         plan = graphs.plan
         given = chosen_values(plan, request)
         kept = self._kept(plan, request) if request.keep else _NOTHING

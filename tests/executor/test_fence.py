@@ -15,6 +15,7 @@ import kaas
 from kaas.executor import client_slots
 from kaas.executor.client_slots import FencedSlots
 from kaas.executor.device.device import open_device
+from kaas.executor.device.window import PAGE_BYTES
 from kaas.executor.executor import Executor, InputSource, RunRequest
 from tests.executor.conftest import KERNELS, MakeExecutor
 
@@ -238,3 +239,22 @@ def test_a_client_reads_only_large_objects_that_it_names_and_changes_none(
 ) -> None:
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         process.submit(attack_shared, named, writes, place).result()
+
+
+@pytest.mark.parametrize("sizes", [[PAGE_BYTES + 512] * 40, [512, PAGE_BYTES - 512] * 31])
+def test_no_client_takes_memory_from_others_for_good(
+    make_executor: MakeExecutor, library: kaas.Library, sizes: list[int]
+) -> None:
+    """Objects of odd sizes hold more pages than they have bytes; they leave when another client needs the memory."""
+    executor = make_executor(64 << 20, isolation="fence")
+    weights = InputSource(np.arange(10 << 20, dtype=np.int32), key=b"weights", constants=b"model")  # 40 MiB
+    task = doubling_of(library, 10 << 20)
+    for turn in range(2):
+        for number, nbytes in enumerate(sizes):
+            x = np.arange(nbytes // 4, dtype=np.int32)
+            executor.load([InputSource(x, key=b"odd %d" % number)], client="mallory")
+            for small in range(number) if nbytes < PAGE_BYTES else ():
+                executor.load([InputSource(x[:128], key=b"odd %d" % (small & ~1))], client="mallory")
+        result = executor.run(RunRequest(task, {"x": weights}, {}, "alice"))
+        np.testing.assert_array_equal(result.outputs["y"], 2 * np.arange(N))
+        assert executor.cache.device.capacity_bytes == 64 << 20, turn

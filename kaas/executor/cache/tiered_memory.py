@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import count
+from typing import Any
 
 from kaas.errors import OutOfDeviceMemory
 from kaas.executor.cache.cache import ObjectCache
@@ -25,6 +27,7 @@ class TieredMemory:
 
     Fields:
         arenas: by the number of the slot. buffers: of the host tier. leases: the number of leases in use.
+        capacity_bytes: of the cache, if the driver has so much.
     """
 
     def __init__(
@@ -39,6 +42,8 @@ class TieredMemory:
         self.arenas: dict[int, SlotArena] = {}
         self._numbers = count()
         self.leases = 0
+        self.capacity_bytes = capacity_bytes
+        self._unreported: dict[bytes, Any] = {}  # keys of objects that left the device in an attempt that failed
         self._device = device
         self._pool = device.pool()
         self.buffers = PageLockedBuffers(device)
@@ -93,7 +98,7 @@ class TieredMemory:
         reservation = self.cache.hit(inputs.objects, slot, arena_bytes)
         if reservation is None:
             entries = [entry for key in victims for entry in self._entries(key)]
-            lease = self._make(inputs, slot, arena_bytes, entries, awaited)
+            lease = self._make(partial(self._try, inputs, slot, arena_bytes, entries, awaited), inputs.objects)
             if not isinstance(lease, MemoryLease):
                 return lease
         else:
@@ -185,28 +190,48 @@ class TieredMemory:
                 self.ranges.remove(entry)
 
     def _make(
-        self,
-        inputs: Inputs,
-        slot: int | None,
-        arena_bytes: int,
-        victims: Sequence[bytes],
-        awaited: list[InflightCopy],
+        self, attempt: Callable[[], MemoryLease | Shortage | Unsaved], needed: Collection[bytes]
     ) -> MemoryLease | Shortage | Unsaved:
-        """Reserve room and allocate it. If the driver refuses, correct the budget and try once more."""
-        try:
-            return self._try(inputs, slot, arena_bytes, victims, awaited)
-        except OutOfDeviceMemory:
-            # Other users of the device, or code with large globals, take memory: plan with the driver's real memory.
-            # The idle memory that the pool cannot give back lies in pieces between objects: it makes no room.
-            self._pool.trim()
-            tier = self.cache.device
-            tier.capacity_bytes = min(tier.capacity_bytes, self.cache.used_bytes + self._device.free_bytes())
-        try:
-            return self._try(inputs, slot, arena_bytes, victims, awaited)
-        except OutOfDeviceMemory as error:
-            if not self.leases:
-                raise
-            return Shortage(error.needed_bytes)
+        """Reserve room and allocate it. If the driver has less than the budget says, correct the budget and try again.
+
+        Objects may hold more memory than they have bytes: whole pages of a window. So if the request is too large for
+        the corrected budget, or the driver still refuses, all idle objects but the needed ones leave at last.
+        """
+        tier, refused = self.cache.device, None
+        if tier.capacity_bytes < self.capacity_bytes:
+            self._correct()
+        for give_way in (self._correct, partial(self._empty, needed), lambda: None):
+            try:
+                made = attempt()
+            except OutOfDeviceMemory as error:
+                refused = error
+            else:
+                small = tier.capacity_bytes < self.capacity_bytes
+                if not (small and isinstance(made, Shortage) and made.lasting_bytes):
+                    return made
+                refused = None
+            give_way()
+        if refused is None:
+            return made
+        if not self.leases:
+            raise refused
+        return Shortage(refused.needed_bytes)
+
+    def _correct(self) -> None:
+        """Set the budget to what the driver has: other users of the device, and code with large globals, take memory.
+
+        The idle memory that the pool cannot give back lies in pieces between objects: it makes no room.
+        """
+        self._pool.trim()
+        driver_bytes = self.cache.used_bytes + self._device.free_bytes()
+        self.cache.device.capacity_bytes = min(self.capacity_bytes, driver_bytes)
+
+    def _empty(self, needed: Collection[bytes]) -> None:
+        """Free all objects that no request uses and that are not needed, and correct the budget."""
+        cached, hosted = self.cache.flush([key for key in self.cache.device.values if key not in needed])
+        self._unreported.update(dict.fromkeys(map(self.object_of, cached)))
+        self._free(cached, hosted)
+        self._correct()
 
     def _try(
         self,
@@ -290,7 +315,7 @@ class TieredMemory:
             lease.copies = self._inflight.expect(lease.loaded)
             for part in inputs.parts.values():
                 self.ranges.add(part)
-        if lease.evicted or lease.host_evicted:
+        if lease.evicted or lease.host_evicted or self._unreported:
             lease.left = self._gone(lease)
 
     def _undo(self, lease: MemoryLease) -> None:
@@ -301,6 +326,7 @@ class TieredMemory:
         for hosted in lease.host_loaded.values():
             self.buffers.give(hosted.memory)
         self._pool.settle()
+        self._unreported.update(dict.fromkeys(map(self.object_of, lease.evicted)))
         self.cache.abort(
             reservation,
             freed=lease.evicted,
@@ -312,7 +338,8 @@ class TieredMemory:
     def _gone(self, lease: MemoryLease) -> tuple[bytes, ...]:
         """Forget parts that no tier has any more; return evicted objects of which nothing is left on the device."""
         there = self.cache.device.values
-        keys = dict.fromkeys(self.object_of(entry) for entry in lease.evicted)
+        keys = dict.fromkeys((*self._unreported, *map(self.object_of, lease.evicted)))
+        self._unreported.clear()
         self._forget_parts((*lease.evicted, *lease.host_evicted))
         return tuple(key for key in keys if not any(entry in there for entry in self._entries(key)))
 
