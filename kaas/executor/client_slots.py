@@ -10,7 +10,7 @@ from typing import Literal
 from kaas.executor.cache.tiered_memory import TieredMemory
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.monitor import DeviceMonitor
-from kaas.executor.device.window import ClientWindow
+from kaas.executor.device.windows.window import ClientWindow
 from kaas.executor.slots import Slot, Slots
 
 Isolation = Literal["none", "fence"]

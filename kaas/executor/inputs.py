@@ -19,7 +19,7 @@ from kaas.ktask.graph import KTask
 from kaas.ktask.request import View, check_fit, input_bytes, raw_bytes
 
 if TYPE_CHECKING:
-    from kaas.executor.device.window import ClientWindow
+    from kaas.executor.device.windows.window import ClientWindow
     from kaas.executor.plan.plan import Plan
 
 

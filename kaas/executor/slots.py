@@ -20,7 +20,7 @@ from kaas.executor.cache.tiers import TierUse, granules
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.device_to_host import Bytes, DeviceToHost
 from kaas.executor.device.monitor import DeviceMonitor
-from kaas.executor.device.window import ClientWindow
+from kaas.executor.device.windows.window import ClientWindow
 from kaas.executor.inputs import Inputs, check_scalars
 from kaas.executor.objects import CachedObject
 from kaas.executor.plan.graph_cache import ArenaPlacement, GraphCache, Launches, LaunchValues

@@ -24,7 +24,7 @@ from kaas.executor.device.driver_errors import call
 from kaas.executor.device.graphs import Graph
 from kaas.executor.device.monitor import CurrentContext
 from kaas.executor.device.streams import EventPair, Stream
-from kaas.executor.device.window import ClientWindow
+from kaas.executor.device.windows.window import ClientWindow
 from kaas.ktask.library import Library
 
 _GPU_USABLE = 0.9

@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from kaas.errors import InvalidCode
 from kaas.executor.device.code import LoadedKernel, LoadedLibrary
 from kaas.executor.device.device import OpenDevice
-from kaas.executor.device.window import ClientWindow
+from kaas.executor.device.windows.window import ClientWindow
 from kaas.executor.plan.globals import Globals
 from kaas.ktask.library import Image, Library
 from kaas.ktask.symbols import unknown

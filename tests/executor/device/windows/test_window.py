@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kaas.errors import OutOfDeviceMemory
 from kaas.executor.device.device import OpenDevice, open_device
-from kaas.executor.device.window import PAGE_BYTES, ClientWindow, SharedPages
+from kaas.executor.device.windows.window import PAGE_BYTES, ClientWindow, SharedPages
 
 
 @pytest.fixture

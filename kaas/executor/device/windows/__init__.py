@@ -1,0 +1,1 @@
+"""Windows: addresses of a device that the kernels of one client cannot leave, and the memory there."""
