@@ -186,8 +186,8 @@ class Config:
             fast; 0 for none, None leaves it to the executor (as much as on the device, up to 4 GiB).
         whole_object_bytes: objects up to this size are cached whole, larger ones by the ranges that Views read.
         isolation: "none": kernels of all clients share each device's memory. "fence": kernels of a client reach no
-            memory but the client's own, on software devices. "process": each client has executors of its own; on GPUs
-            without Ray only. "auto": fences if all devices are software, else processes, or none on Ray.
+            memory but the client's own; a GPU then runs PTX alone. "process": each client has executors of its own; on
+            GPUs without Ray only. "auto": fences if all devices are software, else processes, or none on Ray.
         client_executors: with isolation="process", clients whose executors may be on a device at a time, each with an
             equal part of the device's memory and of the caches; at least `slots`. Without Ray a software device has one
             part more, for constants that they share. None: 4, or `slots` if that is more.
@@ -245,7 +245,6 @@ class Config:
         _require_whole("whole_object_bytes", self.whole_object_bytes)
         if self.isolation not in ISOLATION:
             raise InvalidConfig(f"isolation is {' or '.join(ISOLATION)}, not {self.isolation!r}", field="isolation")
-        self._refuse_fences(self.devices or ())
         _require_whole("client_executors", self.client_executors, optional=True)
         if self.client_executors is not None and self.client_executors < self.slots:
             message = f"client_executors is at least slots, which is {self.slots}, not {self.client_executors}"
@@ -274,7 +273,6 @@ class Config:
             InvalidConfig: these devices cannot isolate clients as it says.
         """
         devices = self.devices or (Device("gpu"),) * gpus or (Device("software"),) * SOFTWARE_GPUS
-        self._refuse_fences(devices)
         gpu = any(device.kind == "gpu" for device in devices)
         if gpu and ray and self.isolation == "process":
             message = "isolation='process' on GPUs needs a pool without Ray, which gives a GPU to one process"
@@ -282,10 +280,6 @@ class Config:
         auto = "fence" if not gpu else "none" if ray else "process"
         isolation = auto if self.isolation == "auto" else self.isolation
         return replace(self, devices=tuple(device.sized() for device in devices), isolation=isolation)
-
-    def _refuse_fences(self, devices: Sequence[Device]) -> None:
-        if self.isolation == "fence" and any(device.kind == "gpu" for device in devices):
-            raise InvalidConfig("isolation='fence' is for software devices: a GPU cannot fence yet", field="isolation")
 
     def refuse_other(self, pool: str, running: Config | Mapping[str, str], *, ray: bool = True) -> None:
         """Refuse to attach with this configuration to a pool that runs with another one.

@@ -89,6 +89,15 @@ def test_devices_by_default_are_the_gpus_or_else_software() -> None:
     assert Config(devices=(Device("gpu"),)).resolved(gpus=3).devices == (Device("gpu"),)
 
 
+@pytest.mark.parametrize("ray", [False, True])
+def test_fences_are_for_all_devices_and_the_default_of_none_but_software_ones(ray: bool) -> None:
+    gpu = (Device("gpu"), Device("software"))
+    assert Config(devices=gpu, isolation="fence").resolved(1, ray=ray).isolation == "fence"
+    assert Config(isolation="fence").resolved(1, ray=ray).isolation == "fence"
+    assert Config(devices=gpu, isolation="auto").resolved(1, ray=ray).isolation == ("none" if ray else "process")
+    assert Config(isolation="auto").resolved(0, ray=ray).isolation == "fence"
+
+
 def test_a_described_device_travels_and_counts() -> None:
     model = softgpu.Model(copy_bytes_per_s=2e9, kernels={"scale": softgpu.Takes(0.005, 0.5)})
     device = Device("software", 1 << 20, model, [softgpu.Fault("ecc", at=3)], 7, True)  # type: ignore[arg-type]

@@ -66,7 +66,7 @@ class Executor:
             whole_object_bytes: objects up to this size are cached whole, larger ones by the ranges that views read.
             run_limit_s: seconds that a request may run, counted from its admission. A request beyond it is ended, and
                 the device's context with it. Only kernels of the software GPU can be ended: a GPU has no limit.
-            isolation: "fence": kernels of a client reach no memory but its own, on a software device.
+            isolation: "fence": kernels of a client reach no memory but its own.
             on_write_back: gets outputs that requests have kept on the device, each at most once, in the thread that
                 asks for the output or needs its room. It may wait. Without it no request may keep an output.
             on_printed: gets (client, text) once a request has ended: the text that its kernels printed on a software

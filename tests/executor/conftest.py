@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import kaas
-from kaas.executor.device.device import open_device
+from kaas.executor.device.device import OpenDevice, open_device
+from kaas.executor.device.windows.gpu_window import GpuWindow
+from kaas.executor.device.windows.window import ClientWindow
 from kaas.executor.executor import Executor
 from kaas.executor.plan.graph_cache import GraphCache
 from kaas.executor.slots import Slot
@@ -19,15 +21,23 @@ KERNELS = Path(__file__).parent / "kernels"
 MakeExecutor = Callable[..., Executor]
 
 
+def opened(ordinal: int, windows: type[ClientWindow] | None = None) -> OpenDevice:
+    """Return a software device, perhaps with windows of another kind."""
+    device = open_device("software", ordinal)
+    device.windows = windows or device.windows
+    return device
+
+
 @pytest.fixture(scope="session")
 def library() -> kaas.Library:
     return kaas.Library.from_file(KERNELS / "simple.ptx")
 
 
-@pytest.fixture(scope="session", params=["none", "fence"])
+@pytest.fixture(scope="session", params=["none", "fence", "fence of a GPU"])
 def executor(softgpu: tuple[int, ...], request: pytest.FixtureRequest) -> Iterator[Executor]:  # noqa: ARG001
-    """An executor, with and without fences."""
-    made = Executor(open_device("software", 0), cache_bytes=64 << 20, isolation=request.param)
+    """An executor, without fences, with those of a software device, and with those of a GPU."""
+    isolation, *of_gpu = request.param.split(" of ")
+    made = Executor(opened(0, GpuWindow if of_gpu else None), cache_bytes=64 << 20, isolation=isolation)
     yield made
     made.close()
 
@@ -37,8 +47,10 @@ def make_executor(softgpu: tuple[int, ...]) -> Iterator[MakeExecutor]:  # noqa: 
     """Make new executors with small budgets in bytes, for the device and for the host."""
     made: list[Executor] = []
 
-    def make(cache_bytes: int, host_cache_bytes: int = 0, **options: Any) -> Executor:
-        device = open_device("software", 1)
+    def make(
+        cache_bytes: int, host_cache_bytes: int = 0, *, windows: type[ClientWindow] | None = None, **options: Any
+    ) -> Executor:
+        device = opened(1, windows)
         made.append(Executor(device, cache_bytes=cache_bytes, host_cache_bytes=host_cache_bytes, **options))
         return made[-1]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import threading
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,10 @@ import kaas
 from kaas.executor import client_slots
 from kaas.executor.client_slots import FencedSlots
 from kaas.executor.device.device import open_device
-from kaas.executor.device.window import PAGE_BYTES
+from kaas.executor.device.windows.gpu_window import GpuWindow
+from kaas.executor.device.windows.pages import PAGE_BYTES
+from kaas.executor.device.windows.software_window import SoftwareWindow
+from kaas.executor.device.windows.window import ClientWindow
 from kaas.executor.executor import Executor, InputSource, RunRequest
 from tests.executor.conftest import KERNELS, MakeExecutor
 
@@ -35,12 +40,38 @@ ATTACK = """.version 8.0
   mul.wide.u32 %i, %t, 4; add.u64 %o, %o, %i; st.global.u32 [%o], %v;
   ret;
 }"""
+PRINTS = """.version 8.0
+.target sm_80
+.address_size 64
+.extern .func (.param .b32 r) vprintf (.param .b64 f, .param .b64 a);
+.global .align 1 .b8 text[13] = {37, 117, 32, 105, 115, 32, 116, 111, 108, 100, 10, 0};
+.visible .entry prints(.param .u64 out, .param .u32 n)
+{
+  .local .align 8 .b8 arguments[8];
+  .reg .b64 %t, %l, %m; .reg .b32 %n;
+  ld.param.u32 %n, [n]; mov.u64 %l, arguments; cvta.local.u64 %m, %l; st.local.u32 [%l], %n;
+  mov.u64 %t, text; cvta.global.u64 %t, %t;
+  { .param .b64 f; .param .b64 a; .param .b32 r; st.param.b64 [f], %t; st.param.b64 [a], %m;
+    call.uni (r), vprintf, (f, a); ld.param.b32 %n, [r]; }
+  ret;
+}"""
 WHERE, OUT = kaas.Buffer("where", 32, "uint64"), kaas.Buffer("out", 32, "uint32")
 
 
+@pytest.fixture(params=[SoftwareWindow, GpuWindow])
+def windows(request: pytest.FixtureRequest) -> type[ClientWindow]:
+    """Those of both kinds of devices: a GPU's run on a software device as they are."""
+    return request.param  # type: ignore[no-any-return]
+
+
 @pytest.fixture
-def executor(make_executor: MakeExecutor) -> Executor:
-    return make_executor(64 << 20, isolation="fence", slots=2)
+def make_fenced(make_executor: MakeExecutor, windows: type[ClientWindow]) -> MakeExecutor:
+    return partial(make_executor, isolation="fence", windows=windows)
+
+
+@pytest.fixture
+def executor(make_fenced: MakeExecutor) -> Executor:
+    return make_fenced(64 << 20, slots=2)
 
 
 @pytest.fixture
@@ -131,10 +162,8 @@ def test_requests_of_several_clients_run_at_a_time(executor: Executor, doubling:
     assert not failures
 
 
-def test_objects_leave_one_window_for_those_of_another_client(
-    make_executor: MakeExecutor, doubling: kaas.KTask
-) -> None:
-    executor = make_executor(8 << 20, isolation="fence")
+def test_objects_leave_one_window_for_those_of_another_client(make_fenced: MakeExecutor, doubling: kaas.KTask) -> None:
+    executor = make_fenced(8 << 20)
     for turn in range(3):
         for client in "ab":
             for number in range(3):
@@ -150,10 +179,10 @@ def test_an_object_that_was_loaded_ahead_is_where_its_client_reads_it(executor: 
 
 
 def test_clients_that_were_away_for_longest_give_their_windows_back(
-    make_executor: MakeExecutor, doubling: kaas.KTask, monkeypatch: pytest.MonkeyPatch
+    make_fenced: MakeExecutor, doubling: kaas.KTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_slots, "MOST_CLIENTS", 2)
-    executor = make_executor(64 << 20, isolation="fence")
+    executor = make_fenced(64 << 20)
     for turn in range(2):
         for number in range(5):
             double(
@@ -193,12 +222,14 @@ def test_clients_of_one_model_read_its_constants_where_they_are(
     assert executor.cached_bytes[0] == values.nbytes
 
 
-def attack_shared(named: bool, writes: bool, place: str) -> None:
+def attack_shared(windows: type[ClientWindow], named: bool, writes: bool, place: str) -> None:
     """Let a client attack an object of another, which it names too or not, in a process whose device may be lost.
 
     place: the address at which the window of this client shows it, or at which copies write it.
     """
-    executor = Executor(open_device("software"), cache_bytes=64 << 20, isolation="fence", slots=2)
+    device = open_device("software")
+    device.windows = windows
+    executor = Executor(device, cache_bytes=64 << 20, isolation="fence", slots=2)
     task = doubling_of(kaas.Library.from_file(KERNELS / "simple.ptx"), LARGE)
     weights = InputSource(np.full(LARGE, SECRET, np.int32), key=b"weights", constants=b"model")
     own = InputSource(np.zeros(LARGE, np.int32), key=b"own", constants=b"another")
@@ -235,10 +266,43 @@ def attack_shared(named: bool, writes: bool, place: str) -> None:
     ],
 )
 def test_a_client_reads_only_large_objects_that_it_names_and_changes_none(
-    named: bool, writes: bool, place: str
+    windows: type[ClientWindow], named: bool, writes: bool, place: str
 ) -> None:
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        process.submit(attack_shared, named, writes, place).result()
+        process.submit(attack_shared, windows, named, writes, place).result()
+
+
+def test_variables_of_code_are_each_clients_own(executor: Executor) -> None:
+    library = kaas.Library.from_file(Path(__file__).parent / "kernels" / "globals.ptx")
+    out = kaas.Buffer("out", 7, "int32")
+    task = kaas.KTask([kaas.Kernel(library, "count", 1, 1, [kaas.Out(out)])], [out])
+    found = [executor.run(RunRequest(task, {}, {}, client), 0).outputs["out"].tolist() for client in "abaab"]
+    first, second = [0, 100, 3, 0, 40, 1000, 7], [1, 99, 5, 5, 41, 1001, 7]
+    assert [found[0], found[1], found[2], found[4]] == [first, first, second, second]
+    assert found[3] not in (first, second)
+
+
+def test_an_output_that_stays_is_read_by_its_client_and_by_others(
+    make_fenced: MakeExecutor, doubling: kaas.KTask
+) -> None:
+    saved: dict[bytes, Any] = {}
+    executor = make_fenced(64 << 20, on_write_back=saved.__setitem__)
+    x = np.arange(N, dtype=np.int32)
+    kept = RunRequest(doubling, {"x": InputSource(x)}, {}, "alice", keep={"y": b"kept"})
+    assert "y" not in executor.run(kept).outputs
+    for client in ("alice", "bob", "alice"):
+        result = executor.run(RunRequest(doubling, {"x": InputSource(key=b"kept")}, {}, client))
+        np.testing.assert_array_equal(result.outputs["y"], 4 * x)
+    executor.write_back([b"kept"])
+    np.testing.assert_array_equal(saved[b"kept"], 2 * x)
+
+
+def test_a_kernel_prints_what_its_client_gave(executor: Executor) -> None:
+    code = kaas.Library.from_ptx(PRINTS)
+    task = kaas.KTask([kaas.Kernel(code, "prints", 1, 1, [kaas.Out(OUT), kaas.Scalar("n", "u32")])], [OUT])
+    for client, number in (("alice", 7), ("bob", 8)):
+        scalars = {"n": number.to_bytes(4, "little")}
+        assert executor.run(RunRequest(task, {}, scalars, client)).printed == f"{number} is told\n"
 
 
 @pytest.mark.parametrize("sizes", [[PAGE_BYTES + 512] * 40, [512, PAGE_BYTES - 512] * 31])

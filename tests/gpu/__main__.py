@@ -26,9 +26,11 @@ Environment = dict[str, str]
 NEEDED = ("numpy", "pytest", "msgspec", "cuda")
 WITHOUT_RAY = ("gpu_stages", "launch", "cache", "clients", "overlap", "slots")
 WITH_RAY = ("path",)
-WITH_MORE = {"gpu_models": ("tvm", "onnx"), "gemm": ("cupy",)}
+WITH_MORE = {"gpu_models": ("tvm", "onnx"), "gemm": ("cupy",), "isolation": ()}
 """Benchmarks that need further packages."""
-OPTIONS = {"gemm": ("--device", "gpu")}
+WITH_BLAS = ("gemm", "isolation")
+"""Benchmarks that need the kernels of the BLAS library."""
+OPTIONS = {"gemm": ("--device", "gpu"), "isolation": ("--device", "gpu")}
 DISTRIBUTIONS = (ROOT / "softgpu", ROOT / "compilers" / "tvm_backend", ROOT / "libraries" / "cutlass_blas")
 """The repository's other distributions, which need not be installed."""
 
@@ -106,7 +108,7 @@ def chosen(ray: bool, blas: bool) -> list[str]:
     names = list(WITHOUT_RAY + (WITH_RAY if ray else ()))
     for name, packages in WITH_MORE.items():
         lacking = [package for package in packages if importlib.util.find_spec(package) is None]
-        if name == "gemm" and not blas:
+        if name in WITH_BLAS and not blas:
             lacking.append("the kernels of the BLAS library")
         if lacking:
             print(f"benchmark {name}: not run, {sys.executable} lacks {', '.join(lacking)}")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ import pytest
 
 import kaas
 from kaas.config import Device
+from kaas.executor.executor import InputSource, RunRequest
 from kaas.executor.local import run_local
 from kaas.ktask.dtypes import numpy_dtype
 from kaas.ktask.images import Provided
+from tests.gpu.fences import fenced
 from tests.gpu.missing import skipped_if_missing
 from tests.lanes import spread
 from tests.providers import installed, write_metadata
@@ -95,9 +98,13 @@ def task_of(instance: Instance) -> tuple[kaas.KTask, dict[str, Array], Array]:
 
 
 def check(instance: Instance, device: Device) -> None:
+    check_by(partial(run_local, device=device), instance)
+
+
+def check_by(run: Callable[[kaas.KTask, dict[str, Array]], dict[str, Array]], instance: Instance) -> None:
     built(instance.name)
     task, arrays, expected = task_of(instance)
-    given = run_local(task, arrays, device=device)["c"]
+    given = run(task, arrays)["c"]
     if instance.gelu:
         erf = np.vectorize(math.erf)
         expected = expected * (1 + erf(expected / np.sqrt(2))) / 2
@@ -119,6 +126,30 @@ SOME = [instance for instance in CORE if instance.name in ("sgemm_nn_64x64x8_2",
 @pytest.mark.parametrize("instance", spread(SOME, 1), ids=lambda instance: instance.name)
 def test_kernels_on_the_software_gpu(instance: Instance) -> None:
     check(instance, Device("software"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("instance", CORE, ids=lambda instance: instance.name)
+def test_kernel_of_the_core_in_a_window(instance: Instance) -> None:
+    check_fenced(instance, "gpu")
+
+
+@pytest.mark.usefixtures("softgpu")
+@pytest.mark.parametrize("instance", spread(SOME, 1), ids=lambda instance: instance.name)
+def test_kernels_in_a_window_on_the_software_gpu(instance: Instance) -> None:
+    check_fenced(instance, "software")
+
+
+def check_fenced(instance: Instance, kind: str) -> None:
+    executor = fenced(kind)
+
+    def run(task: kaas.KTask, arrays: dict[str, Array]) -> dict[str, Array]:
+        return executor.run(RunRequest(task, {name: InputSource(array) for name, array in arrays.items()}, {})).outputs
+
+    try:
+        check_by(run, instance)
+    finally:
+        executor.close()
 
 
 ODD = (77, 130, 1203)

@@ -17,7 +17,7 @@ from kaas.executor.cache.tiers import TierUse
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.device_memory import DeviceHeap, HostMemory
 from kaas.executor.device.page_locked import PageLockedBuffers
-from kaas.executor.device.window import Allocated
+from kaas.executor.device.windows.window import Allocated
 from kaas.executor.inputs import Inputs
 from kaas.executor.objects import CachedObject, FetchedObject, HeldValue, HostObject
 

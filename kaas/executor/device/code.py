@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from cuda.bindings import driver
 
 from kaas.code import providers
-from kaas.errors import CorruptImage, KaasError, Unprovided, UnsupportedCode
+from kaas.errors import CannotFence, CorruptImage, KaasError, Unprovided, UnsupportedCode
 from kaas.executor.device.driver_errors import call, check
 from kaas.ktask.library import Image, Library
 
@@ -16,34 +16,41 @@ _NO_PTX = (
     "; the library has machine code alone. PTX beside it runs on newer GPUs and on the software GPU: "
     'from_cuda(source, arch="sm_80+ptx") makes both'
 )
+_OWN = (Unprovided, CannotFence)
+"""Errors whose fields are about one image: that of the first stands for all."""
 
 
-def load(library: Library, device: Any, name: str) -> LoadedLibrary:
+def load(
+    library: Library,
+    load_image: Callable[[Image], LoadedLibrary],
+    code_of: Callable[[Image], Sequence[Image]] = providers.code,
+) -> LoadedLibrary:
     """Load the first of the library's images that a device can run.
 
     An image of which the device refuses some kernels is loaded only if there is no other.
 
     Args:
         library: the library.
-        device: the driver's handle.
-        name: of the device, for errors.
+        load_image: loads one image.
+        code_of: returns what to load for an image of the library.
 
     Raises:
         CorruptImage, UnsupportedCode: no image can run; the error is about all of them.
+        CannotFence: `load_image` raises it for all images.
         Unprovided: no image can run, and all of them are named code that could not be provided.
     """
     refusals: list[KaasError] = []
     partial: LoadedLibrary | None = None
     for image in library.images:
         try:
-            provided_here = providers.code(image)
-        except Unprovided as error:
+            found = code_of(image)
+        except (Unprovided, CorruptImage, UnsupportedCode) as error:
             refusals.append(error)
             continue
-        for code in provided_here:
+        for code in found:
             try:
-                loaded = _load(code, device, name)
-            except (CorruptImage, UnsupportedCode) as error:
+                loaded = load_image(code)
+            except (CorruptImage, UnsupportedCode, CannotFence) as error:
                 refusals.append(error)
                 continue
             if len(library.images) == 1 or loaded.whole():
@@ -59,7 +66,17 @@ def load(library: Library, device: Any, name: str) -> LoadedLibrary:
     raise _refusal(refusals, library)
 
 
-def _load(image: Image, device: Any, name: str) -> LoadedLibrary:
+def load_image(image: Image, device: Any, name: str) -> LoadedLibrary:
+    """Load an image as it is. device: the driver's handle. name: of the device, for errors.
+
+    Raises:
+        CorruptImage, UnsupportedCode: it cannot run there.
+    """
+    return LoadedLibrary(opened(image, name), device, image)
+
+
+def opened(image: Image, name: str) -> Any:
+    """Return the driver's handle of an image that it has loaded; see `load_image`."""
     code = image.data + b"\0" if image.kind == "ptx" else image.data
     handle = call(driver.cuLibraryLoadData, code, [], [], 0, [], [], 0, device=name)
     try:  # NVIDIA's driver loads lazily: machine code for other devices is refused only here
@@ -67,13 +84,13 @@ def _load(image: Image, device: Any, name: str) -> LoadedLibrary:
     except BaseException:
         call(driver.cuLibraryUnload, handle)
         raise
-    return LoadedLibrary(handle, device, image)
+    return handle
 
 
 def _refusal(refusals: Sequence[KaasError], library: Library) -> KaasError:
-    """Return one error for all images. It is CorruptImage or Unprovided only if every image has that error."""
+    """Return one error for all images. It is CorruptImage or one of _OWN only if every image has that error."""
     first = refusals[0]
-    if isinstance(first, Unprovided) and all(isinstance(error, Unprovided) for error in refusals):
+    if isinstance(first, _OWN) and all(isinstance(error, type(first)) for error in refusals):
         first.library = library.hash
         return first
     words = "; ".join(error.message for error in refusals)
@@ -85,11 +102,25 @@ def _refusal(refusals: Sequence[KaasError], library: Library) -> KaasError:
     return UnsupportedCode(words, library=library.hash, instructions=instructions)
 
 
+class VariablesPlace(NamedTuple):
+    """The memory of all variables of a library. initial_bytes: of first values, before those that begin as zeros."""
+
+    address: int
+    initial_bytes: int
+    nbytes: int
+
+
 class LoadedLibrary:
-    """A loaded code image. image: the image of the library, or of the code that is provided for it."""
+    """A loaded code image.
+
+    Fields:
+        image: that of the library, or of the code that is provided for it.
+        variables: their place; None: where the driver has put each.
+    """
 
     def __init__(self, handle: Any, device: Any, image: Image) -> None:
         self.image = image
+        self.variables: VariablesPlace | None = None
         self._handle = handle
         self._device = device
 

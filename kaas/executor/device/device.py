@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from cuda.bindings import driver
@@ -18,12 +18,14 @@ from cuda.bindings import driver
 import softgpu
 from kaas.errors import DeviceUnavailable
 from kaas.executor.device import software
-from kaas.executor.device.code import LoadedLibrary, load
+from kaas.executor.device.code import LoadedLibrary, load, load_image
 from kaas.executor.device.device_memory import HOST_ROOM, HostMemory, MemoryPool, free_bytes, refusal
 from kaas.executor.device.driver_errors import call
 from kaas.executor.device.graphs import Graph
 from kaas.executor.device.monitor import CurrentContext
 from kaas.executor.device.streams import EventPair, Stream
+from kaas.executor.device.windows.gpu_window import GpuWindow
+from kaas.executor.device.windows.software_window import SoftwareWindow
 from kaas.executor.device.windows.window import ClientWindow
 from kaas.ktask.library import Library
 
@@ -109,6 +111,7 @@ class OpenDevice:
         ordinal: its number, as this process sees it. limits: of launches. context: of its calls.
         cancels: True if `cancel` can end kernels; False for GPUs.
         checks: True if the device checks the memory accesses of its kernels (memcheck).
+        windows: makes the windows of clients.
     """
 
     def __init__(self, kind: str, handle: Any, context: Any, memory_bytes: int | None, parts: int = 1) -> None:
@@ -117,6 +120,7 @@ class OpenDevice:
         self.ordinal = int(handle)
         self.checks = kind == "software" and softgpu.checks_memory()
         self.cancels = kind == "software"
+        self.windows: Callable[[Any, str, int], ClientWindow] = SoftwareWindow if kind == "software" else GpuWindow
         total = int(call(driver.cuDeviceTotalMem, handle))
         name = call(driver.cuDeviceGetName, 256, handle).split(b"\0")[0].decode()
         a = driver.CUdevice_attribute
@@ -221,17 +225,15 @@ class OpenDevice:
         """Return new addresses for one client's memory, which kernels that are loaded for it cannot leave.
 
         Raises:
-            DeviceUnavailable: the device cannot confine kernels.
+            OutOfDeviceMemory: this process has not so many addresses left.
         """
-        if self._info.kind != "software":
-            raise DeviceUnavailable(f"{self._info.name} cannot confine kernels yet: isolation is for software devices")
-        return ClientWindow(self._handle, self._info.name, self._info.memory_bytes)
+        return self.windows(self._handle, self._info.name, self._info.memory_bytes)
 
     # --- code
 
     def load(self, library: Library) -> LoadedLibrary:
         """Load the first of the library's images that this device can run; see `code.load`."""
-        return load(library, self._handle, self._info.name)
+        return load(library, partial(load_image, device=self._handle, name=self._info.name))
 
     # --- streams and graphs
 

@@ -34,6 +34,19 @@ def refusal(name: str, status: int, nbytes: int, device: str) -> KaasError:
     return error
 
 
+def clear(address: int, nbytes: int) -> None:
+    """Write zeros to device memory that no stream uses, and wait for them."""
+    call(driver.cuMemsetD8, address, 0, nbytes)
+    call(driver.cuStreamSynchronize, 0)
+
+
+def write(address: int, data: bytes) -> None:
+    """Write bytes to device memory that no stream uses, and wait for them."""
+    if data:
+        call(driver.cuMemcpyHtoD, address, data, len(data))
+        call(driver.cuStreamSynchronize, 0)  # a copy of pageable memory may return before its end
+
+
 PART = 8
 """An eighth of what a look has found is taken without another look, which may take milliseconds."""
 

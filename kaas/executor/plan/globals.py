@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kaas.errors import OutOfDeviceMemory
-from kaas.executor.device.code import LoadedLibrary
+from kaas.executor.device.code import LoadedLibrary, VariablesPlace
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.streams import Stream
 from kaas.executor.plan.variables import variables_of
@@ -87,6 +87,8 @@ class Globals:
 
 def _find(library: LoadedLibrary) -> tuple[list[_GlobalPlace], int, bool]:
     """Return the places of all found variables, the bytes of their copies, and True if there are no others."""
+    if library.variables is not None:
+        return *_in_one(library.variables), True
     variables = variables_of(library.image)
     places: list[_GlobalPlace] = []
     copy_bytes = 0
@@ -96,3 +98,13 @@ def _find(library: LoadedLibrary) -> tuple[list[_GlobalPlace], int, bool]:
             places.append(_GlobalPlace(*found, copy=None if variable.zero else copy_bytes))
             copy_bytes += 0 if variable.zero else -(-found[1] // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
     return places, copy_bytes, variables.complete and len(places) == len(variables.found)
+
+
+def _in_one(block: VariablesPlace) -> tuple[list[_GlobalPlace], int]:
+    """Return the places of variables that lie together, and the bytes of their copies."""
+    address, initial_bytes, nbytes = block
+    parts = (
+        _GlobalPlace(address, initial_bytes, copy=0),
+        _GlobalPlace(address + initial_bytes, nbytes - initial_bytes, copy=None),
+    )
+    return [part for part in parts if part.nbytes], initial_bytes

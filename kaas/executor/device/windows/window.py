@@ -10,56 +10,70 @@ names them: each is on the device once.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from threading import Lock
+from typing import Any, Protocol
 
 from cuda.bindings import driver
 
-import softgpu
 from kaas.errors import KaasError, OutOfDeviceMemory
-from kaas.executor.device.code import LoadedLibrary, load
-from kaas.executor.device.device_memory import HOST_ROOM, ObjectHome, refusal
+from kaas.executor.device.code import LoadedLibrary
+from kaas.executor.device.device_memory import ObjectHome
 from kaas.executor.device.driver_errors import call
+from kaas.executor.device.windows.pages import PAGE_BYTES, Pages, pages_of, unmap
 from kaas.ktask.library import Library
 
-PAGE_BYTES = 2 << 20
-"""The unit in which memory is mapped: CUDA's smallest (cuMemGetAllocationGranularity)."""
 ALIGNMENT_BYTES = 256
 """The alignment that cuMemAlloc guarantees."""
-WINDOW_FACTOR = 4
-"""The addresses of each heap, in sizes of the device's memory: so much may be lost between allocations."""
 
 Allocated = tuple[bytes, ObjectHome, int]
 """An object that has been allocated: its key, its memory, and its address there."""
 
 
-class ClientWindow:
+class Addresses(Protocol):
+    """Addresses that confined kernels cannot leave: from `base` to `end`. Memory may be mapped from `start` on."""
+
+    base: int
+    start: int
+    end: int
+
+    def close(self) -> None:
+        """Give the addresses back. No memory may be mapped there."""
+
+
+class ClientWindow(ABC):
     """The window of one client on one device. Use it inside `device.context`, and by one thread at a time.
+
+    Any thread may use the heaps and load code meanwhile.
 
     Fields:
         written: the heap that kernels may write. read: the heap that they can only read. heaps: both.
     """
 
-    def __init__(self, device: Any, name: str, memory_bytes: int) -> None:
-        """Reserve addresses, which take no memory.
+    def __init__(self, device: Any, name: str, addresses: Addresses, *, on_host: bool) -> None:
+        """Divide addresses into the heaps, which take no memory yet.
 
         Args:
             device: the driver's handle.
             name: of the device, for errors.
-            memory_bytes: of the device.
+            addresses: of the window, which closes them.
+            on_host: the device's memory is host memory.
         """
-        self._device, self._name = device, name
-        heap_bytes = 1 << (WINDOW_FACTOR * max(memory_bytes, 64 << 20) - 1).bit_length()
-        self._addresses = softgpu.AddressWindow(2 * heap_bytes)
-        middle = self._addresses.base + heap_bytes
-        self._mirror = int(call(driver.cuMemAddressReserve, heap_bytes, 0, 0, 0))
-        self._heap_bytes = heap_bytes
-        self._pages = Pages(device, name)
-        self.written = Heap(self._addresses.start, middle, None, self._pages)
-        self.read = Heap(middle, self._addresses.end, self._mirror, self._pages)
+        self._device, self._name, self._addresses = device, name, addresses
+        middle = (addresses.base + addresses.end) // 2
+        self._heap_bytes = addresses.end - middle
+        try:
+            self._mirror = int(call(driver.cuMemAddressReserve, self._heap_bytes, 0, 0, 0))
+        except BaseException:
+            addresses.close()
+            raise
+        self._pages = Pages(device, name, on_host=on_host)
+        self.written = Heap(addresses.start, middle, None, self._pages)
+        self.read = Heap(middle, addresses.end, self._mirror, self._pages)
         self.heaps = self.written, self.read
         self._seen: dict[SharedPages, int] = {}  # with the distance from their own addresses to this window's
 
@@ -113,10 +127,9 @@ class ClientWindow:
         self.read.release(self.seen_at(shared.start, shared), shared.nbytes)
         del self._seen[shared]
 
+    @abstractmethod
     def load(self, library: Library) -> LoadedLibrary:
         """Load a library whose kernels are confined to the window; see `code.load`."""
-        with self._addresses.confined():
-            return load(library, self._device, self._name)
 
     def close(self) -> None:
         """Give the addresses back. All memory of the heaps must be free, and all libraries unloaded."""
@@ -126,39 +139,9 @@ class ClientWindow:
         call(driver.cuMemAddressFree, self._mirror, self._heap_bytes)
 
 
-class Pages:
-    """Physical memory of one device, page by page. device: the driver's handle. name: of the device, for errors."""
-
-    def __init__(self, device: Any, name: str) -> None:
-        properties = self._properties = driver.CUmemAllocationProp()
-        properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        properties.location.id = int(device)
-        self.name = name
-
-    def make(self) -> Any:
-        """Return the handle of a new page.
-
-        Raises:
-            OutOfDeviceMemory: the device has not enough.
-        """
-        status, memory = driver.cuMemCreate(PAGE_BYTES, self._properties, 0)
-        if status:
-            raise refusal("cuMemCreate", int(status), PAGE_BYTES, self.name)
-        return memory
-
-    def map(self, address: int, memory: Any, *, writable: bool) -> None:
-        """Map a page at an address."""
-        access, flags = driver.CUmemAccessDesc(), driver.CUmemAccess_flags
-        access.location = self._properties.location
-        access.flags = flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE if writable else flags.CU_MEM_ACCESS_FLAGS_PROT_READ
-        call(driver.cuMemMap, address, PAGE_BYTES, 0, memory, 0)
-        call(driver.cuMemSetAccess, address, PAGE_BYTES, [access], 1)
-
-
-def unmap(address: int) -> None:
-    """Unmap the page at an address."""
-    call(driver.cuMemUnmap, address, PAGE_BYTES)
+def window_bytes(memory_bytes: int, factor: int) -> int:
+    """Return the addresses of a window, a power of two: each heap has so many times the device's memory, or more."""
+    return 2 << (factor * max(memory_bytes, 64 << 20) - 1).bit_length()
 
 
 class Heap:
@@ -172,6 +155,7 @@ class Heap:
     def __init__(self, start: int, end: int, mirror: int | None, pages: Pages) -> None:
         self._start, self._mirror = start, mirror
         self._memory = pages
+        self._lock = Lock()
         self._holes = [(start, end)]  # by address, none beside another
         self._sizes: dict[int, int] = {}  # of allocations, by address
         self._pages: dict[int, tuple[Any, int]] = {}  # by number: the memory, and the allocations that lie in it
@@ -182,8 +166,11 @@ class Heap:
         Raises:
             OutOfDeviceMemory: the device has not enough.
         """
-        HOST_ROOM.check(nbytes, self._memory.name)
-        nbytes = aligned(nbytes)
+        self._memory.check(nbytes)
+        with self._lock:
+            return self._allocate(aligned(nbytes))
+
+    def _allocate(self, nbytes: int) -> int:
         start = self._take_hole(nbytes, ALIGNMENT_BYTES)
         if start is None:
             raise self.full(nbytes)
@@ -208,11 +195,13 @@ class Heap:
 
     def reserve(self, nbytes: int) -> int | None:
         """Return the first of so many addresses, for whole pages that others map there; None if there are none."""
-        return self._take_hole(nbytes, PAGE_BYTES)
+        with self._lock:
+            return self._take_hole(nbytes, PAGE_BYTES)
 
     def release(self, start: int, nbytes: int) -> None:
         """Give reserved addresses back, where nothing is mapped."""
-        self._add_hole(start, start + nbytes)
+        with self._lock:
+            self._add_hole(start, start + nbytes)
 
     def written_at(self, address: int) -> int:
         """Return the address at which copies write what kernels find at an address."""
@@ -220,10 +209,11 @@ class Heap:
 
     def free(self, address: int) -> None:
         """Free memory that no stream uses any more."""
-        pages = list(self._pages_of(address))
-        self._add_hole(address, address + self._sizes.pop(address))
-        for page in pages:
-            self._give(page)
+        with self._lock:
+            pages = list(self._pages_of(address))
+            self._add_hole(address, address + self._sizes.pop(address))
+            for page in pages:
+                self._give(page)
 
     @property
     def used_bytes(self) -> int:
@@ -236,10 +226,10 @@ class Heap:
     def _take(self, page: int) -> None:
         memory, users = self._pages.get(page, (None, 0))
         if not users:
-            memory = self._memory.make()
-            self._memory.map(self._start + page * PAGE_BYTES, memory, writable=self._mirror is None)
+            address = self._start + page * PAGE_BYTES
+            memory = self._memory.make(self.written_at(address))
             if self._mirror is not None:
-                self._memory.map(self._mirror + page * PAGE_BYTES, memory, writable=True)
+                self._memory.map(address, memory, writable=False)
         self._pages[page] = memory, users + 1
 
     def _give(self, page: int) -> None:
@@ -289,7 +279,7 @@ class SharedPages:
         Raises:
             OutOfDeviceMemory: the device has not enough.
         """
-        HOST_ROOM.check(sum(sizes), pages.name)
+        pages.check(sum(sizes))
         starts = [0, *accumulate(map(aligned, sizes))]
         self.nbytes = -(-starts[-1] // PAGE_BYTES) * PAGE_BYTES
         self.start = int(call(driver.cuMemAddressReserve, self.nbytes, PAGE_BYTES, 0, 0))
@@ -301,8 +291,7 @@ class SharedPages:
         self._windows: set[ClientWindow] = set()
         try:
             for page in self._users:
-                self._memory[page] = pages.make()
-                pages.map(self.start + page * PAGE_BYTES, self._memory[page], writable=True)
+                self._memory[page] = pages.make(self.start + page * PAGE_BYTES)
         except KaasError:
             self.close()
             raise
@@ -366,8 +355,3 @@ class SharedPages:
 def aligned(nbytes: int) -> int:
     """Return the bytes that an allocation takes."""
     return max(1, -(-nbytes // ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
-
-
-def pages_of(offset: int, nbytes: int) -> range:
-    """Return the numbers of the pages in which some bytes lie; 0 bytes lie in one page."""
-    return range(offset // PAGE_BYTES, (offset + max(1, nbytes) - 1) // PAGE_BYTES + 1)

@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 
 from kaas.errors import OutOfDeviceMemory
 from kaas.executor.device.device import OpenDevice, open_device
-from kaas.executor.device.windows.window import PAGE_BYTES, ClientWindow, SharedPages
+from kaas.executor.device.windows.gpu_window import GpuWindow
+from kaas.executor.device.windows.pages import PAGE_BYTES
+from kaas.executor.device.windows.software_window import SoftwareWindow
+from kaas.executor.device.windows.window import ClientWindow, SharedPages
 
 
 @pytest.fixture
@@ -25,10 +28,10 @@ def device(softgpu: tuple[int, ...]) -> Iterator[OpenDevice]:  # noqa: ARG001 - 
     opened.close()
 
 
-@pytest.fixture
-def window(device: OpenDevice) -> Iterator[ClientWindow]:
+@pytest.fixture(params=[SoftwareWindow, GpuWindow])
+def window(device: OpenDevice, request: pytest.FixtureRequest) -> Iterator[ClientWindow]:
     with device.context:
-        made = ClientWindow(device.ordinal, "software", device.info().memory_bytes)
+        made = request.param(device.ordinal, "software", device.info().memory_bytes)
         yield made
         made.close()
 
@@ -94,10 +97,10 @@ def test_allocations_never_overlap(window: ClientWindow, draws: list[tuple[bool,
     assert heap.used_bytes == 0
 
 
-@pytest.fixture
-def windows(device: OpenDevice) -> Iterator[list[ClientWindow]]:
+@pytest.fixture(params=[SoftwareWindow, GpuWindow])
+def windows(device: OpenDevice, request: pytest.FixtureRequest) -> Iterator[list[ClientWindow]]:
     with device.context:
-        made = [ClientWindow(device.ordinal, "software", device.info().memory_bytes) for _ in range(3)]
+        made = [request.param(device.ordinal, "software", device.info().memory_bytes) for _ in range(3)]
         yield made
         for window in made:
             window.close()
