@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
+from kaas.errors import OutOfDeviceMemory
 from kaas.executor.cache.tiered_memory import TieredMemory
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.monitor import DeviceMonitor
@@ -95,13 +96,25 @@ class FencedSlots(Slots):
         with self._monitor.lock:
             client = self._clients.pop(name, None)
             if client is None:
-                for other in list(self._clients) if len(self._clients) >= MOST_CLIENTS else ():
-                    if self._leave(other):
-                        break
-                client = _FencedClient(self._device.window())
+                client = _FencedClient(self._window())
             self._clients[name] = client
             client.uses += 1
             return client
+
+    def _window(self) -> ClientWindow:
+        """Return a new window, for which other clients leave if they are too many, or have too many addresses."""
+        if len(self._clients) >= MOST_CLIENTS:
+            self._make_room()
+        while True:
+            try:
+                return self._device.window()
+            except OutOfDeviceMemory:
+                if not self._make_room():
+                    raise
+
+    def _make_room(self) -> bool:
+        """Forget the client whose last request is the longest ago; return False if all are in use."""
+        return any(self._leave(client) for client in list(self._clients))
 
     def _exit(self, name: str) -> None:
         with self._monitor.lock:

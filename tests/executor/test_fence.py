@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import kaas
+from kaas.errors import OutOfDeviceMemory
 from kaas.executor import client_slots
 from kaas.executor.client_slots import FencedSlots
 from kaas.executor.device.device import open_device
@@ -270,6 +271,32 @@ def test_a_client_reads_only_large_objects_that_it_names_and_changes_none(
 ) -> None:
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         process.submit(attack_shared, windows, named, writes, place).result()
+
+
+def test_a_client_without_addresses_for_its_window_gets_those_of_another(
+    make_fenced: MakeExecutor, doubling: kaas.KTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process has 2^47 of them, and a large GPU's windows take a terabyte each."""
+    executor, most, there = make_fenced(64 << 20), 2, list[ClientWindow]()
+    make = executor.device.windows
+
+    def window(*arguments: Any) -> ClientWindow:
+        if len(there) == most:
+            raise OutOfDeviceMemory("the host has no addresses left")
+        made = make(*arguments)
+        there.append(made)
+        return made
+
+    def close(made: ClientWindow) -> None:
+        there.remove(made)
+        close_it(made)
+
+    close_it = ClientWindow.close
+    monkeypatch.setattr(ClientWindow, "close", close)
+    monkeypatch.setattr(executor.device, "windows", window)
+    for number in (0, 1, 2, 0, 3):
+        double(executor, doubling, f"client {number}", np.full(N, number, np.int32), key=b"%d" % number)
+    assert len(there) == most
 
 
 def test_variables_of_code_are_each_clients_own(executor: Executor) -> None:
