@@ -15,7 +15,7 @@ from kaas.errors import DeviceLost
 from kaas.executor.device.device import OpenDevice, open_device
 from kaas.executor.device.windows.gpu_window import GpuWindow
 from kaas.executor.device.windows.window import ClientWindow
-from kaas.executor.executor import Executor, RunRequest
+from kaas.executor.executor import Executor, InputSource, RunRequest
 from softgpu.tests.compiler.attacks import ATTACKS, CANARY, READS
 from softgpu.tests.compiler.corpus import device
 from softgpu.tests.compiler.corpus.case import HERE, Arrays, Case
@@ -29,6 +29,21 @@ BOUND = ("ld.shared", "ld.local", "atom.shared", "st.shared", "atom.shared.exch"
          "cp.async to, fewer bytes", "ld.param by a register")  # fmt: skip
 """Attacks that hardware stops, and not a fence."""
 INSIDE = tuple(name for name in ATTACKS if name not in BOUND)
+
+OVERWRITE = "overwrite"
+"""The SYMBOL of a kernel that writes to an object: it may do so to a copy in its arena, and only there."""
+OVERWRITES = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u64 w, .param .u64 x, .param .u32 value)
+{
+  .reg .b64 %w, %x; .reg .b32 %v, %o; .reg .pred %p;
+  ld.param.u64 %w, [w]; ld.param.u64 %x, [x]; ld.param.u32 %v, [value];
+  ld.global.u32 %o, [%w]; st.global.u32 [%x], %o;
+  setp.lt.s32 %p, %v, 0;
+  @%p st.global.u32 [%w], %v;
+  ret;
+}"""
 
 
 def found(name: str, seen: Any) -> bool:
@@ -88,13 +103,24 @@ def run(case: Case, window: ClientWindow) -> Arrays:
     return found
 
 
+def overwriting() -> kaas.KTask:
+    """Return a kTask that writes to its input, which it says it only reads, if that is an object."""
+    w, x = (kaas.Buffer(name, 64, "int32") for name in "wx")
+    code = kaas.Library.from_ptx(OVERWRITES)
+    return kaas.KTask([kaas.Kernel(code, "k", 1, 1, [kaas.In(w), kaas.Out(x), kaas.Scalar("value", "i32")])], [x])
+
+
 def main() -> int:
     """Print the results of a good, a bad and a good request, the bad one of another client."""
-    executor, failing = fenced(sys.argv[1]), task(sys.argv[2])
-    for value, client in ((7, "alice"), (-1, "mallory"), (7, "alice")):
+    executor, symbol = fenced(sys.argv[1]), sys.argv[2]
+    failing = overwriting() if symbol == OVERWRITE else task(symbol)
+    sources = {
+        each.name: InputSource(np.full(64, 7, np.int32), key=b"w", constants=b"of one") for each in failing.inputs
+    }
+    for value, client in ((7, "alice"), (-1, "mallory"), (-1, "alice"), (7, "alice")):
         try:
             scalars = {"value": np.int32(value).tobytes()}
-            print(int(executor.run(RunRequest(failing, {}, scalars, client)).outputs["x"][0]))
+            print(int(executor.run(RunRequest(failing, sources, scalars, client)).outputs["x"][0]))
         except DeviceLost as error:
             print(error.code_name)
     return 0 if executor.lost is not None else 1

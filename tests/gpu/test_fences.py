@@ -19,7 +19,7 @@ from softgpu.tests.compiler.attacks import ATTACKS, BLOCK, CANARY, WRITES, kerne
 from softgpu.tests.compiler.corpus.registry import CASES
 from tests.gpu import stored
 from tests.gpu.faults import SYMBOLS
-from tests.gpu.fences import INSIDE, REFUSED, fenced, found, opened, run
+from tests.gpu.fences import INSIDE, OVERWRITE, REFUSED, fenced, found, opened, run
 from tests.timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).parents[2]
@@ -164,8 +164,23 @@ def test_machine_code_alone_is_refused_by_name(executor: Executor) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("symbol", [symbol for symbol in SYMBOLS if symbol != "stray"])
 def test_a_kernel_that_fails_in_its_window_loses_the_device_for_its_process(kind: str, symbol: str) -> None:
+    ended, printed = run_apart(kind, symbol)
+    assert printed == ["7", *[SYMBOLS[symbol]] * 3], ended.stdout + ended.stderr
+    assert ended.returncode == 0
+
+
+@pytest.mark.processes
+def test_a_kernel_that_writes_to_an_object_fails(kind: str) -> None:
+    """So no client changes what another one reads. A request that has a copy of the object may write that."""
+    ended, printed = run_apart(kind, OVERWRITE)
+    assert printed[0] == "7", ended.stdout + ended.stderr
+    assert {*printed[1:]} <= {"7", "CUDA_ERROR_ILLEGAL_ADDRESS"}
+    assert printed[-1] == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    assert ended.returncode == 0
+
+
+def run_apart(kind: str, symbol: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """Run `tests.gpu.fences` in a process of its own; return also the results and errors that it prints."""
     command = [sys.executable, "-m", "tests.gpu.fences", kind, symbol]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    printed = [line for line in ended.stdout.split() if line.isdigit() or line.startswith("CUDA_ERROR")]
-    assert printed == ["7", SYMBOLS[symbol], SYMBOLS[symbol]], ended.stdout + ended.stderr
-    assert ended.returncode == 0
+    return ended, [line for line in ended.stdout.split() if line.isdigit() or line.startswith("CUDA_ERROR")]
