@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from softgpu import disk_cache
+from softgpu import disk_cache, target, translation
 from softgpu.ahead import CodeAhead, adopt, compiled, namespace
 from softgpu.errors import SoftgpuError
 
@@ -118,3 +118,19 @@ def test_a_refusal_for_want_of_memory_is_not_kept(tmp_path: Path, monkeypatch: p
             code.compile(tmp_path)
     code.compile(tmp_path)
     assert disk_cache.DiskCache(tmp_path, disk_cache.CACHE_BYTES).get([*code.entries(namespace())][1]) is not None
+
+
+def test_the_names_of_code_depend_on_the_compiler_and_on_no_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new test leaves the code that others have compiled where it is."""
+    read: list[Path] = []
+    read_bytes = Path.read_bytes
+
+    def noted(path: Path) -> bytes:
+        read.append(path)
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", noted)
+    assert translation.namespace.__wrapped__(target.host()) == namespace()
+    below = {path.relative_to(Path(translation.__file__).parent).parts[0] for path in read}
+    assert {"ptx", "codegen", "translation.py"} <= below
+    assert "tests" not in below
