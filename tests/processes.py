@@ -7,16 +7,21 @@ from functools import cache
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
+COMPILERS = "tests/compilers/"
+
 
 class FilesInProcesses(LoadFileScheduling):
-    """A file stays in one process, and all files that start Ray stay in the same one.
+    """A file stays in one process. All files that start Ray stay in the same one, and so do those that compile models.
 
-    So at most one Ray runs at a time, as without `-n`, and its start is paid for once.
+    So at most one Ray runs at a time, as without `-n`, and its start is paid for once; so is the time in which TVM
+    reads the modules in its scripting languages.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::", 1)[0]
-        return "ray" if self._starts_ray(file) else file
+        if self._starts_ray(file):
+            return "ray"
+        return COMPILERS if file.startswith(COMPILERS) else file
 
     @cache  # noqa: B019 - there is one of this class
     def _starts_ray(self, file: str) -> bool:

@@ -395,7 +395,7 @@ def test_a_page_is_written_though_plots_cannot_be(
     assert "concurrency 1" in page.read_text()
 
 
-@pytest.mark.parametrize("form", [(), ("--json",)])
+@pytest.mark.parametrize("form", [(), pytest.param(("--json",), marks=pytest.mark.full)])
 def test_a_page_is_written_though_stdout_is_full(task_file: Path, tmp_path: Path, form: tuple[str, ...]) -> None:
     pytest.importorskip("matplotlib")
     page = tmp_path / "page.html"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tvm import relax
 
@@ -82,7 +82,7 @@ def usable(layer: Layer, x: Array) -> bool:
     return x.size <= 4096 and (layer.name != "halves" or x.shape[-1] > 1)
 
 
-@settings(max_examples=6, deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=settings().max_examples // 10, phases=[Phase.generate])
 @given(
     layers=st.lists(st.sampled_from(LAYERS), min_size=4, max_size=9),
     shape=st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(2, 40)),

@@ -127,7 +127,7 @@ def candidate(folder: Path, library: kaas.Library, symbol: str, *values: int) ->
     return path
 
 
-@pytest.mark.parametrize("symbol", ["stray", "trapped"])
+@pytest.mark.parametrize("symbol", [pytest.param("stray", marks=pytest.mark.full), "trapped"])
 def test_a_candidate_that_faults_is_one_trial_less(where: Bench, tmp_path: Path, symbol: str) -> None:
     faults = kaas.Library.from_file(Path(__file__).parents[1] / "gpu" / "kernels" / "faults.ptx")
     with pytest.raises(TrialFailed, match="DeviceLost"):

@@ -37,7 +37,7 @@ def test_every_source_has_its_ptx(source: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
-@pytest.mark.parametrize("source", spread(SOURCES, 4), ids=str)
+@pytest.mark.parametrize("source", spread(SOURCES, 2), ids=str)
 def test_ptx_is_up_to_date(source: Path, tmp_path: Path) -> None:
     made = tmp_path / "made.ptx"
     subprocess.run([str(NVCC), "-ptx", "-arch=sm_80", str(source), "-o", str(made)], cwd=ROOT, check=True)

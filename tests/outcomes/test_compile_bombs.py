@@ -40,7 +40,7 @@ def provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "slow"
 
 
-@pytest.fixture(params=["fence", "process"])
+@pytest.fixture(params=["fence", pytest.param("process", marks=pytest.mark.full)])
 def server(request: pytest.FixtureRequest, tmp_path: Path, provider: str) -> Iterator[Server]:
     pool = {"devices": [DEVICE], "isolation": request.param, "compile_limit_s": LIMIT_S}
     started = Server(tmp_path, {"pool": pool, "code": {"any": True, "providers": [provider]}})

@@ -141,7 +141,7 @@ def own_process() -> dict[str, Any]:
     return {"env_vars": {"KAAS_TEST_PROCESS": token_hex(8)}}
 
 
-@pytest.mark.parametrize("work", spread(CALLS, 3), ids=lambda work: str(work.__name__))
+@pytest.mark.parametrize("work", spread(CALLS, 1), ids=lambda work: str(work.__name__))
 def test_in_a_task(work: Callable[[], Any]) -> None:
     """Run each in its own process, which ends with it."""
     task: Any = ray.remote(max_calls=1, num_cpus=0, runtime_env=own_process())(fresh)

@@ -19,6 +19,7 @@ from kaas.config import POLICY_NAMES
 from kaas.ktask.request import check_constants
 from kaas.scheduling.policies import POLICIES
 from tests.api.conftest import crash_task
+from tests.lanes import spread
 
 
 def test_a_policy_that_does_not_exist_is_refused_where_it_is_written() -> None:
@@ -49,7 +50,7 @@ def test_the_error_for_another_configuration_names_both_values_and_remedies() ->
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("command", ["inspect", "check", "run"])
+@pytest.mark.parametrize("command", spread(["inspect", "check", "run"], 1))
 def test_a_file_of_something_else_is_named(tmp_path: Path, command: str) -> None:
     path = tmp_path / "notes.kaas"
     path.write_text("hello")

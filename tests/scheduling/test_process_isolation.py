@@ -41,6 +41,7 @@ from kaas.scheduling.events import (
 )
 from kaas.scheduling.policies import POLICIES, factory
 from kaas.scheduling.process_isolation import ProcessIsolation
+from tests.lanes import spread
 from tests.scheduling.policies.test_every_policy import FACTORIES, chaos
 from tests.scheduling.policies.world import EXECUTOR, World
 
@@ -55,7 +56,7 @@ def isolated(inside: PolicyFactory) -> PolicyFactory:
     return make
 
 
-@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.parametrize("name", spread(FACTORIES, 4))
 @settings(max_examples=12)
 @given(
     data=st.data(),

@@ -18,6 +18,7 @@ from softgpu.tests.compiler.fuzz import mutations
 from softgpu.tests.compiler.harness import HEADER
 from tests.code.fencing.checks import unconfined
 from tests.code.fencing.test_table import CASES, REFUSED, kernel
+from tests.lanes import spread
 
 ROOT = Path(__file__).parents[3]
 SMALL = [text for text in mutations.sources() if len(text) < 12_000]
@@ -105,7 +106,7 @@ def test_an_access_that_hides_is_confined_refused_or_left_out(body: str) -> None
 
 @pytest.mark.parametrize(
     "text",
-    [
+    spread([
         "/*" * 500_000, "/**/" * 200_000, '"' * 1_000_001, "{" * 100_000, kernel("{" * 100_000 + "}" * 100_000),
         kernel(" " * 3_000_000), kernel("\n" * 1_000_000), kernel(";" * 1_000_000), kernel("a" * 3_000_000),
         kernel("ld.global.u32 %r1, [%a" + " " * 300_000 + "x];"), kernel("ld.global.u32 %r1, " + "[" * 300_000 + ";"),
@@ -126,7 +127,7 @@ def test_an_access_that_hides_is_confined_refused_or_left_out(body: str) -> None
                ".global .u64 x[] = {" + ",".join(f"f{n}" for n in range(300)) + "};"),
         HEADER + "".join(f".func f{n}() {{ ret; }}\n" for n in range(40_000)) +
         ".global .u64 x[] = {" + ",".join(f"f{n}" for n in range(40_000)) + "};",
-    ],
+    ], 10),
     ids=range(30),
 )  # fmt: skip
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from softgpu.tests.compiler.corpus.case import Launch
 from softgpu.tests.compiler.corpus.device import call
 from softgpu.tests.compiler.harness import HEADER
 from tests.code.fencing.window import MEMORY, Module, outside, read, window
+from tests.lanes import spread
 
 pytestmark = pytest.mark.usefixtures("softgpu")
 
@@ -121,14 +122,14 @@ def stray(ptx: str, offset: int = 0) -> tuple[int, np.ndarray, np.ndarray]:
     return found, after, inside
 
 
-@pytest.mark.parametrize("body", LOADS)
+@pytest.mark.parametrize("body", spread(LOADS, 12))
 def test_a_load_reads_nothing_outside(body: str) -> None:
     found, after, _ = stray(kernel(body))
     assert found != SECRET
     assert (after == SECRET).all()
 
 
-@pytest.mark.parametrize("body", STORES)
+@pytest.mark.parametrize("body", spread(STORES, 8))
 def test_a_store_writes_nothing_outside(body: str) -> None:
     _, after, inside = stray(kernel(body))
     assert (after == SECRET).all()

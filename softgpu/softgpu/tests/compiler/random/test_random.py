@@ -76,7 +76,7 @@ ATOMIC_BEFORE_A_CALL = Program(
 
 @pytest.mark.slow
 @settings(
-    max_examples=15,
+    max_examples=6,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
@@ -90,7 +90,7 @@ def test_random_programs(gpu: Any, program: Program) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(program=programs())
 def test_programs_whose_variables_stay_in_memory(gpu: Any, tmp_path_factory: Any, program: Program) -> None:
     """LLVM would take minutes to move the variables of code with very many branches to registers."""
