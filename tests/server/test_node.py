@@ -63,7 +63,7 @@ def test_the_client_reads_and_writes_the_vectors(node: Node) -> None:
     assert node("vectors.mjs", str(vectors.FOLDER)) == f"{count} vectors\n"
 
 
-@pytest.fixture(scope="module", params=["curve", "insecure"])
+@pytest.fixture(scope="module", params=["curve", pytest.param("insecure", marks=pytest.mark.full)])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Start a server where a client in Python has registered the functions for the client in Node.js."""
     with Server(tmp_path_factory.mktemp("served"), ["ada"], insecure=request.param == "insecure") as started:
