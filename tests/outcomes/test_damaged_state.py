@@ -225,6 +225,53 @@ def test_an_upload_that_was_damaged_can_be_sent_again(folder: Path) -> None:
     asyncio.run(restart_scenario())
 
 
+# --- the check, which reads what a server would recover
+
+
+def test_the_check_reads_the_rows_that_a_server_recovers(folder: Path) -> None:
+    with (folder / CLIENTS).open("r+b") as file:
+        file.seek(4 * PAGE)
+        file.write(bytes(100))
+    upload = max(folder.glob("contents/*/*"), key=lambda path: path.stat().st_size)
+    flip(upload, 100)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    found = check(folder)
+    assert {path: path.read_bytes() for path in before} == before
+    places = {finding.place for finding in found.findings}
+    assert {CLIENTS, str(upload.relative_to(folder))} <= places
+    (damage_found,) = (finding.what for finding in found.findings if finding.place == CLIENTS)
+    assert f"{found.entries} of its rows could be read" in damage_found
+    lost_with_upload = [place for place in places if place.startswith(f"{CLIENTS}: 'value")]
+
+    async def restart_scenario() -> list[str]:
+        async with Had(folder) as had:
+            return had.state.set_aside.stories
+
+    stories = asyncio.run(restart_scenario())
+    assert f"{CLIENTS} was set aside: {damage_found}" in stories
+    lost = [story for story in stories if "its entry is lost" in story]
+    assert len(lost) == sum(finding.what == "no entry refers to it" for finding in found.findings) < 20
+    assert len(lost_with_upload) == sum("its value is not what was put" in story for story in stories)
+    assert found.uploads > len(lost)
+
+
+def test_the_check_counts_the_usage_that_a_server_recovers(tmp_path: Path) -> None:
+    asyncio.run(used(tmp_path / "made"))
+    flip(tmp_path / "made" / NAME, 6 * PAGE + 5)
+    found = check(tmp_path / "made")
+    assert NAME in {finding.place for finding in found.findings}
+    assert (found.requests, True) == (asyncio.run(usage(tmp_path / "made"))[0], found.requests > 300)
+
+
+def test_the_check_reads_the_log_of_a_killed_server_as_the_next_one_does(tmp_path: Path) -> None:
+    asyncio.run(killed(tmp_path / "made", folder := tmp_path / "state"))
+    flip(folder / (CLIENTS + WAL), PAGE + 2000)
+    found = check(folder)
+    assert CLIENTS + WAL in {finding.place for finding in found.findings}
+    assert found.uploads >= 11
+    assert serve_twice(folder)[0] >= 11
+
+
 # --- usage
 
 

@@ -139,9 +139,9 @@ def test_an_upload_that_a_server_has_added_meanwhile_is_no_finding(
     asyncio.run(left(folder))
     uploads = state_check._uploads
 
-    def without_one(of: Path, known: dict[tuple[str, str], Any], findings: list[Any]) -> list[int]:
+    def without_one(of: Path, database: Path, known: dict[tuple[str, str], Any], *more: Any) -> list[int]:
         """Leave an upload out, as if it was added after the check has read the entries."""
-        return uploads(of, dict(list(known.items())[1:]), findings)
+        return uploads(of, database, dict(list(known.items())[1:]), *more)
 
     monkeypatch.setattr(state_check, "_uploads", without_one)
     code, output = state_command("check", folder)

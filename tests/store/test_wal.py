@@ -44,7 +44,7 @@ def left(killed: Path, tmp_path: Path) -> Path:
 def mended(path: Path) -> tuple[Rows, int]:
     """Return the rows of a file after its repair, and the number of stories."""
     set_aside = SetAside(path.parent)
-    mend(path, SCHEMA, TABLES, set_aside)
+    mend(path, SCHEMA, TABLES, set_aside.file)
     store = SqliteStore(str(path))
     store.open()
     rows = store.read("kind")

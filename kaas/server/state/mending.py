@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
-from kaas.server.state.set_aside import SetAside
 from kaas.store.wal import SHARED, WAL, mend_log
 
 BUILDING, MENDED = ".building", ".mended"
@@ -24,14 +23,16 @@ _VERSIONS = (b"\1\1", b"\2\2")
 """The header's versions for writing and reading: without a log, and with one."""
 
 Row = tuple[object, ...]
+MoveAside = Callable[[Path, str], None]
+"""Moves a file that may be missing, for a reason."""
 
 
-def mend(path: Path, schema: str, tables: Sequence[str], set_aside: SetAside) -> bool:
+def mend(path: Path, schema: str, tables: Sequence[str], set_aside: MoveAside) -> bool:
     """Leave a usable SQLite file at path, or none. Return True if a damaged one was set aside.
 
     Args:
         path: the file. schema: the statements that make its tables, always in this order. tables: those whose rows are
-            saved. set_aside: gets the damaged file.
+            saved. set_aside: called with the damaged file.
 
     Raises:
         sqlite3.Error, OSError: the file cannot be used for another reason than damage.
@@ -42,7 +43,7 @@ def mend(path: Path, schema: str, tables: Sequence[str], set_aside: SetAside) ->
         os.replace(mended, path)
         return True
     _remove(building)
-    mend_log(path, set_aside.file)
+    mend_log(path, set_aside)
     why = damage(path)
     if not why:
         return False
@@ -53,14 +54,27 @@ def mend(path: Path, schema: str, tables: Sequence[str], set_aside: SetAside) ->
     return True
 
 
-def _set_aside(path: Path, set_aside: SetAside, why: str) -> None:
+def _set_aside(path: Path, set_aside: MoveAside, why: str) -> None:
     """Set a file aside with its journal, which must not be applied to the new file."""
     for end in (WAL, SHARED, ""):
-        set_aside.file(path.with_name(path.name + end), why)
+        set_aside(path.with_name(path.name + end), why)
 
 
-def damage(path: Path) -> str:
+def mended_copy(path: Path, schema: str, tables: Sequence[str], to: Path, set_aside: MoveAside) -> Path:
+    """Return a copy of a SQLite file in the folder `to`, as `mend` would leave the file, which stays as it is."""
+    copy = to / path.name
+    for end in ("", MENDED, WAL, SHARED):
+        with suppress(FileNotFoundError):
+            shutil.copyfile(path.with_name(path.name + end), copy.with_name(copy.name + end))
+    mend(copy, schema, tables, set_aside)
+    return copy
+
+
+def damage(path: Path, mode: str = "rw") -> str:
     """Return SQLite's description of a file's damage; "" for a sound file or none.
+
+    Args:
+        mode: of SQLite's connection. With "ro" the file stays as it is, and a server may use it meanwhile.
 
     Raises:
         sqlite3.Error: it cannot be read for another reason than damage.
@@ -68,7 +82,8 @@ def damage(path: Path) -> str:
     if not path.exists():
         return ""
     try:
-        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        uri = f"{path.absolute().as_uri()}?mode={mode}"
+        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
             (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     except sqlite3.Error as error:
         if not is_damage(error):

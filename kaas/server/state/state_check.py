@@ -1,29 +1,35 @@
-"""A check of a server's state folder: that its files are whole and consistent. The check changes nothing."""
+"""A check of a server's state folder: that its files are whole and consistent. The check changes nothing.
+
+It reads what a server would: of a damaged SQLite file a copy, repaired as a server repairs the file.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
 
-from kaas.errors import InvalidConfig
+from kaas.errors import InvalidConfig, UsageUnavailable
 from kaas.server.building import function_builder
 from kaas.server.clients import tenants
 from kaas.server.clients.allow import HASH
 from kaas.server.state import blob_store, client_functions, durable_replies, object_store
+from kaas.server.state.mending import MENDED, damage, mended_copy
 from kaas.server.state.set_aside import FOLDER, STORY
 from kaas.server.state.state_folder import CLIENTS, CONTENTS, digest_of
+from kaas.server.usage import usage_file
 from kaas.server.usage.journal import SEGMENT, Gap, charges, names_segment
-from kaas.server.usage.usage_file import NAME, kept_usage, read_usage
-from kaas.store import unsealed
-from kaas.store.wal import WAL, is_empty, log_damage
+from kaas.server.usage.usage_file import NAME, kept_usage, usage_of
+from kaas.store import SCHEMA, TABLES, unsealed
+from kaas.store.wal import is_empty, log_damage
 
 KINDS: dict[str, Any] = {
     blob_store.KIND: blob_store.BlobRow,
@@ -73,11 +79,15 @@ def check(folder: Path) -> CheckedState:
         message = f"{folder} is no state folder of a server: it has neither {CLIENTS} nor {NAME}"
         raise InvalidConfig(message, field="state")
     findings: list[Finding] = []
-    found = list(_entries(folder / CLIENTS, findings))
-    uploads = _rows_of_uploads(found)
-    sizes = _uploads(folder, uploads, findings)
-    _references(found, set(uploads), findings)
-    requests = _usage(folder, findings)
+    with TemporaryDirectory(prefix="kaas-state-") as scratch:
+        database = _recovered(folder / CLIENTS, SCHEMA, TABLES, Path(scratch), findings)
+        found = list(_entries(database, findings))
+        uploads = _rows_of_uploads(found)
+        damaged: set[tuple[str, str]] = set()
+        sizes = _uploads(folder, database, uploads, damaged, findings)
+        usage = _recovered(folder / NAME, usage_file.SCHEMA, usage_file.TABLES, Path(scratch), findings)
+        requests = _usage(folder, usage, findings)
+    _references(found, uploads.keys() - damaged, findings)
     aside = sum(not path.name.endswith(STORY) for path in (folder / FOLDER).glob("*"))
     return CheckedState(len(found), len(sizes), sum(sizes), requests, aside, tuple(findings))
 
@@ -86,26 +96,42 @@ def _rows_of_uploads(entries: Iterable[Any]) -> dict[tuple[str, str], blob_store
     return {(each.client, each.hash): each for each in entries if isinstance(each, blob_store.BlobRow)}
 
 
+def _recovered(path: Path, schema: str, tables: Sequence[str], to: Path, findings: list[Finding]) -> Path:
+    """Return the path of a SQLite file, or of a repaired copy in the folder `to` if the file is damaged."""
+    if not _damaged(path):
+        return path
+    told: dict[str, str] = {}
+
+    def set_aside(moved: Path, why: str) -> None:
+        if moved.exists():
+            moved.unlink()
+            told[why] = moved.name  # the last one: a file comes after its log
+
+    try:
+        return mended_copy(path, schema, tables, to, set_aside)
+    except (OSError, sqlite3.Error) as error:
+        told[f"it is damaged, and no copy of it could be repaired: {error}"] = path.name
+        return path
+    finally:
+        findings.extend(Finding(name, why) for why, name in told.items())
+
+
+def _damaged(path: Path) -> bool:
+    """Return True if a server would repair a file. Its log is read twice: a server may write it meanwhile."""
+    if path.with_name(path.name + MENDED).exists() or (log_damage(path) and log_damage(path)):
+        return True
+    try:
+        return bool(damage(path, "ro"))
+    except sqlite3.Error:  # reading its rows finds this too
+        return False
+
+
 def _read_only(path: Path) -> closing[sqlite3.Connection]:
     return closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None))
 
 
-def _whole(path: Path, findings: list[Finding]) -> bool:
-    """Return True if SQLite finds no damage in a file. Its log is read twice: a server may write it meanwhile."""
-    if log_damage(path) and (found := log_damage(path)):
-        findings.append(Finding(path.name + WAL, found))
-    try:
-        with _read_only(path) as connection:
-            rows = [str(row) for (row,) in connection.execute("PRAGMA integrity_check(10)")]
-    except sqlite3.Error as error:
-        rows = [str(error)]
-    if rows != ["ok"]:
-        findings.extend(Finding(path.name, " ".join(row.split())) for row in rows)
-    return rows == ["ok"]
-
-
 def _entries(path: Path, findings: list[Finding]) -> Iterator[Any]:
-    if not path.exists() or not _whole(path, findings):
+    if not path.exists():
         return
     try:
         with _read_only(path) as connection:
@@ -130,8 +156,14 @@ def _text(data: bytes) -> str:
     return data.decode(errors="replace")
 
 
-def _uploads(folder: Path, known: dict[tuple[str, str], blob_store.BlobRow], findings: list[Finding]) -> list[int]:
-    """Return the sizes of the complete and right uploads."""
+def _uploads(
+    folder: Path,
+    database: Path,
+    known: dict[tuple[str, str], blob_store.BlobRow],
+    damaged: set[tuple[str, str]],
+    findings: list[Finding],
+) -> list[int]:
+    """Return the sizes of the complete and right uploads. The keys of wrong ones are added to `damaged`."""
     expected = {(digest_of(client), sha256): row for (client, sha256), row in known.items()}
     sizes: list[int] = []
     unnamed: list[Path] = []
@@ -151,11 +183,12 @@ def _uploads(folder: Path, known: dict[tuple[str, str], blob_store.BlobRow], fin
                 continue  # a running server has removed it meanwhile
             if wrong:
                 findings.append(Finding(place, wrong))
+                damaged.add((row.client, row.hash))
             else:
                 sizes.append(row.nbytes)
     missing = [key for key, row in known.items() if _missing(folder, row)]
     # a running server may have changed both meanwhile
-    left = _rows_of_uploads(_entries(folder / CLIENTS, [])) if missing or unnamed else {}
+    left = _rows_of_uploads(_entries(database, [])) if missing or unnamed else {}
     named = {(digest_of(client), sha256) for client, sha256 in left}
     findings.extend(
         Finding(str(path.relative_to(folder)), "no entry refers to it")
@@ -197,7 +230,7 @@ def _missing(folder: Path, row: blob_store.BlobRow) -> bool:
     return not path.exists() and not path.with_name(path.name + blob_store.PART).exists()
 
 
-def _references(found: list[Any], uploads: set[tuple[str, str]], findings: list[Finding]) -> None:
+def _references(found: list[Any], uploads: Set[tuple[str, str]], findings: list[Finding]) -> None:
     for each in found:
         wanted: list[str] = []
         if isinstance(each, object_store.ObjectRow):
@@ -205,13 +238,16 @@ def _references(found: list[Any], uploads: set[tuple[str, str]], findings: list[
         elif isinstance(each, function_builder.FunctionRow):
             wanted = [sha256 for sha256, _ in each.constants.values()]
         findings.extend(
-            Finding(f"{CLIENTS}: {each.name!r} of {each.client!r}", f"upload {sha256}, which it needs, is not there")
+            Finding(
+                f"{CLIENTS}: {each.name!r} of {each.client!r}",
+                f"upload {sha256}, which it needs, is not there or damaged",
+            )
             for sha256 in wanted
             if (each.client, sha256) not in uploads
         )
 
 
-def _usage(folder: Path, findings: list[Finding]) -> int:
+def _usage(folder: Path, database: Path, findings: list[Finding]) -> int:
     for path in sorted(folder.glob(SEGMENT + "*")):
         try:
             segment = path.read_bytes() if names_segment(path) else None
@@ -227,8 +263,12 @@ def _usage(folder: Path, findings: list[Finding]) -> int:
             for gap in charges(segment)
             if isinstance(gap, Gap)
         )
-    path = folder / NAME
-    if is_empty(path) or not _whole(path, findings):
+    if is_empty(database):
         return 0
-    findings.extend(Finding(NAME, story) for story in kept_usage(folder).damaged)
-    return sum(flow.requests for flow in read_usage(folder).flows)
+    try:
+        kept = kept_usage(folder, database)
+    except UsageUnavailable as error:
+        findings.append(Finding(NAME, error.fields["reason"]))
+        return 0
+    findings.extend(Finding(NAME, story) for story in kept.damaged)
+    return sum(flow.requests for flow in usage_of(kept).flows)

@@ -75,7 +75,7 @@ class State:
     def _open_store(self) -> None:
         path = self.folder / CLIENTS
         begins = is_empty(path)
-        mended = mend(path, SCHEMA, TABLES, self.set_aside)
+        mended = mend(path, SCHEMA, TABLES, self.set_aside.file)
         if begins and not mended and any(folder.is_dir() for folder in (self.folder / CONTENTS).glob("*")):
             self.set_aside.story(f"{CLIENTS} is missing or empty, though clients have left something here")
         contents = self.folder / CONTENTS

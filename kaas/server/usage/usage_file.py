@@ -33,7 +33,7 @@ READS = 5
 """The most attempts of another process to read files that the server changes meanwhile."""
 TABLES = ("folded", "flows", "holdings", "keys", "recent")
 
-_SCHEMA = """
+SCHEMA = """
 CREATE TABLE IF NOT EXISTS folded (one INTEGER PRIMARY KEY CHECK (one = 1), segment INTEGER NOT NULL, sum INTEGER);
 CREATE TABLE IF NOT EXISTS flows (
     client TEXT, function TEXT, requests INTEGER, outcomes TEXT, repeats INTEGER, device_ns INTEGER, bytes_in INTEGER,
@@ -141,7 +141,7 @@ class UsageFile:
         Raises:
             sqlite3.Error, OSError
         """
-        mended = mend(path, _SCHEMA, TABLES, self.set_aside)
+        mended = mend(path, SCHEMA, TABLES, self.set_aside.file)
         for stray in self._folder.glob(SEGMENT + "*"):
             if not (names_segment(stray) and stray.is_file()):
                 self.set_aside.file(stray, "it is no part of the journal")
@@ -150,7 +150,7 @@ class UsageFile:
         self._connection = connection
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")  # because the segment is deleted then
-        connection.executescript(_SCHEMA)
+        connection.executescript(SCHEMA)
         for table in TABLES:
             if _SUM not in columns(connection, table):
                 connection.execute(f"ALTER TABLE {table} ADD COLUMN {_SUM} INTEGER")
@@ -308,19 +308,22 @@ def read_usage(folder: Path) -> Usage:
     Raises:
         UsageUnavailable
     """
-    kept = kept_usage(folder)
+    return usage_of(kept_usage(folder, folder / NAME))
+
+
+def usage_of(kept: KeptUsage) -> Usage:
+    """Return the usage with the charges of the journal, which are added to the totals."""
     for charge in kept.journal:
         kept.totals.add(charge)
     return Usage(kept.totals.usage(), tuple(kept.holdings))
 
 
-def kept_usage(folder: Path) -> KeptUsage:
-    """Read the files of usage, as `read_usage`.
+def kept_usage(folder: Path, path: Path) -> KeptUsage:
+    """Read the files of usage, as `read_usage`. path: of the SQLite file.
 
     Raises:
         UsageUnavailable
     """
-    path = folder / NAME
     for attempt in range(READS):
         try:
             with closing(
