@@ -149,8 +149,11 @@ class Registry:
     @property
     def labels(self) -> tuple[str, ...]:
         """The functions' names for people: the owners' names if they were lent, else their kTasks' labels."""
-        known = self._functions.items()
-        return tuple(label for key, function in known for label in dict.fromkeys(self._lent.get(key, [function.label])))
+        return tuple(
+            f"{label} of {function.spec.owner}" if function.spec.owner else label
+            for key, function in self._functions.items()
+            for label in dict.fromkeys(self._lent.get(key, [function.label]))
+        )
 
     def register(self, spec: bytes, task: bytes, session: str | None = None) -> None:
         """Register a function, for later epochs of the pool too. A second call of a session changes nothing.

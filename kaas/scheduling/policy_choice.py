@@ -55,13 +55,40 @@ def options_of(made: PolicyFactory) -> list[str]:
     return [name for name in named if name != "devices"]
 
 
+def policy_parts(policy: str | PolicyFactory) -> tuple[str | None, Mapping[str, Any], str]:
+    """Return a policy's name, options and "" for a record; for one without a name None, options and module:Class."""
+    made, options = _without_options(policy)
+    if isinstance(made, str):
+        return made, options, ""
+    names = [name for name, known in POLICIES.items() if known is made]
+    if names:
+        return names[0], options, ""
+    module, name = getattr(made, "__module__", "__main__"), getattr(made, "__qualname__", "")
+    return None, options, "" if module == "__main__" or not name.isidentifier() else f"{module}:{name}"
+
+
+def policy_text(policy: str | PolicyFactory) -> str:
+    """Return a policy as a configuration names it, with its options: "adaptive(T=0.02)"."""
+    name, options, own = policy_parts(policy)
+    given = ", ".join(f"{option}={value!r}" for option, value in options.items())
+    return (name or own or described(_without_options(policy)[0])) + (f"({given})" if given else "")
+
+
+def _without_options(policy: str | PolicyFactory) -> tuple[str | PolicyFactory, dict[str, Any]]:
+    options: dict[str, Any] = {}
+    while isinstance(policy, partial) and not policy.args:
+        options = policy.keywords | options
+        policy = policy.func
+    return policy, options
+
+
 def make_policy(chosen: str | PolicyFactory, devices: Sequence[PhysicalDevice]) -> CheckedPolicy:
     """Return a new policy of a pool with these devices. chosen: as in `kaas.Config`.
 
     Raises:
         PolicyError: the policy cannot be made.
     """
-    name = chosen if isinstance(chosen, str) else getattr(chosen, "__name__", described(chosen))
+    name = chosen if isinstance(chosen, str) else getattr(chosen, "__name__", policy_text(chosen))
     try:
         policy = factory(chosen)(devices)
         if not callable(getattr(policy, "handle", None)):

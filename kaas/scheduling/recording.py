@@ -33,7 +33,8 @@ from kaas.scheduling.events import (
     Running,
     WorkerReady,
 )
-from kaas.scheduling.policies import POLICIES, factory
+from kaas.scheduling.policies import factory
+from kaas.scheduling.policy_choice import policy_parts
 from kaas.scheduling.process_isolation import isolated
 from kaas.scheduling.simulation.recorded import Recorded
 from kaas.scheduling.simulation.scenario_file import MOST_SLOTS
@@ -135,7 +136,7 @@ class Recorder:
         recorder = cls(path, file)
         if file.tell():
             recorder._write(b"")  # the last line of an earlier epoch may have no end
-        name, options, own = _name(policy)
+        name, options, own = policy_parts(policy)
         try:
             epoch = recorder._encode(PoolEpoch(VERSION, name, options, tuple(devices), own))
         except TypeError as error:
@@ -168,21 +169,6 @@ class Recorder:
 
 def _typed(value: Event | Decision) -> Typed:
     return Typed(type(value).__name__, value)
-
-
-def _name(policy: str | PolicyFactory) -> tuple[str | None, Mapping[str, Any], str]:
-    """Return a policy's name, options and "" for a record; for one without a name None, options and module:Class."""
-    if isinstance(policy, str):
-        return policy, {}, ""
-    options: dict[str, Any] = {}
-    while isinstance(policy, partial) and not policy.args:
-        options = policy.keywords | options
-        policy = policy.func
-    names = [name for name, made in POLICIES.items() if made is policy]
-    if names:
-        return names[0], options, ""
-    module, name = getattr(policy, "__module__", "__main__"), getattr(policy, "__qualname__", "")
-    return None, options, "" if module == "__main__" or not name.isidentifier() else f"{module}:{name}"
 
 
 # --- replay
@@ -283,7 +269,7 @@ def new_policy(path: str | Path, line: int, epoch: PoolEpoch, policy: str | Poli
     chosen = epoch.policy if policy is None else as_recorded(policy, epoch.own, epoch.options)
     if chosen is None:
         raise own_policy(path, line, epoch.own)
-    name, options, own = (chosen, epoch.options, "") if policy is None else _name(chosen)
+    name, options, own = (chosen, epoch.options, "") if policy is None else policy_parts(chosen)
     try:
         return CheckedPolicy(isolated(factory(chosen)(epoch.devices, **options), epoch.devices), epoch.devices)
     except (KaasError, TypeError, ValueError, LookupError) as error:
@@ -293,7 +279,7 @@ def new_policy(path: str | Path, line: int, epoch: PoolEpoch, policy: str | Poli
 
 def as_recorded(policy: str | PolicyFactory, own: str, options: Mapping[str, Any]) -> str | PolicyFactory:
     """Return a policy with the options of a record, if it is the record's `own` one and was given none."""
-    _, given, named = _name(policy)
+    _, given, named = policy_parts(policy)
     return partial(policy, **options) if callable(policy) and named and named == own and not given else policy
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 import kaas
 from kaas.api.session import program_name
 from kaas.cli.main import app
+from kaas.scheduling.policies.adaptive import Adaptive
 from tests.api.conftest import numbers, scale_task
 from tests.timeouts import TIMEOUT_S
 
@@ -80,7 +82,7 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def pool(runtime: None) -> Iterator[None]:  # noqa: ARG001 - where it has its name
     """A pool with requests of two clients, one of them failed."""
-    kaas.init(ray=False, devices=[kaas.Device("software", 64 << 20)], name=NAME)
+    kaas.init(ray=False, policy=partial(Adaptive, T=0.5), devices=[kaas.Device("software", 64 << 20)], name=NAME)
     task = scale_task(name="<scaled>")
     for client in ("ann [a]", "bob"):
         kaas.call(task, {"x": numbers()}, scalars={"factor": 2}, client=client, profile=True).result(TIMEOUT_S)
@@ -124,7 +126,7 @@ def test_a_status_is_printed_as_a_table() -> None:
     assert f"pool {NAME}" in lines[0]
     row = next(line for line in lines if "software" in line)
     assert "64 MiB" in row
-    assert any("queued 0" in line for line in lines)
+    assert any("policy adaptive(T=0.5), running 0, queued 0" in line for line in lines)
     assert {"software", "64 MiB"} <= set(cells(status._repr_html_()))
 
 

@@ -11,7 +11,7 @@ from kaas.errors import InvalidConfig, PolicyError
 from kaas.scheduling.events import PhysicalDevice
 from kaas.scheduling.policies.cfs_affinity import CfsAffinity
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
-from kaas.scheduling.policy_choice import choose_policy, make_policy
+from kaas.scheduling.policy_choice import choose_policy, make_policy, policy_text
 
 DEVICES = [PhysicalDevice(0, "software", None)]
 
@@ -41,6 +41,20 @@ class Patient(Mine):
 
     def __init__(self, *devices: Any, patience_s: float = 2.0, **others: Any) -> None:
         super().__init__(*devices, patience_s=patience_s, **others)
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("exclusive", "exclusive"),
+        ({"name": "adaptive", "T": 0.02}, "adaptive(T=0.02)"),
+        ({"name": "cfs_affinity", "affinity": "last", "penalty": 5.0}, "cfs_affinity(affinity='last', penalty=5.0)"),
+        (f"{__name__}:Mine", f"{__name__}:Mine"),
+        ({"name": f"{__name__}:Mine", "patience_s": 2.5}, f"{__name__}:Mine(patience_s=2.5)"),
+    ],
+)
+def test_a_policy_is_shown_as_its_user_names_it(said: Any, shown: str) -> None:
+    assert policy_text(choose_policy("policy", said)) == shown
 
 
 class Wrong:

@@ -16,6 +16,7 @@ from kaas.pool.observing.ledger import Ledger, LedgerEntry
 from kaas.pool.observing.metrics import TIERS, Measured
 from kaas.pool.observing.tracing import Tracer, TraceStep
 from kaas.scheduling.events import PhysicalDevice, WorkerKind
+from kaas.scheduling.policy_choice import policy_text
 from kaas.wire.specs import RunRecord
 from kaas.wire.status.stats import OutcomeStats, StageStats, Stats, TierStats
 from kaas.wire.status.status import DeviceStatus, PinStatus, Status
@@ -104,6 +105,7 @@ class Reports:
             running=counts[RequestState.RUNNING] + counts[RequestState.ABANDONED],
             functions=(),
             abandoned=counts[RequestState.ABANDONED],
+            policy=policy_text(config.policy),
         )
 
     def device(self, device: PhysicalDevice, pins: tuple[PinStatus, ...] = ()) -> DeviceStatus:

@@ -116,7 +116,8 @@ class Status:
     """A pool at one moment.
 
     queued counts the requests that wait for a slot, waiting those that wait for inputs, and abandoned the running
-    requests whose callers no longer wait: each has its slot until its kernels end.
+    requests whose callers no longer wait: each has its slot until its kernels end. functions: labels, at a server with
+    their clients.
     """
 
     pool: str
@@ -133,6 +134,8 @@ class Status:
     quarantined: tuple[QuarantineStatus, ...] = ()
     """Functions and clients that may not run, since they ended devices."""
     abandoned: int = 0
+    policy: str = ""
+    """The policy as a configuration names it, with its options. `config` has it as it was given."""
 
     def __str__(self) -> str:
         """Return the tables of `kaas status`."""
@@ -171,7 +174,7 @@ def status_tables(status: Status) -> list[Shown]:
 
 def _counts(status: Status) -> str:
     return (
-        f"policy {status.config.policy}, isolation {status.config.isolation}, "
+        f"policy {status.policy}, isolation {status.config.isolation}, "
         f"running {status.running}, queued {status.queued}, "
         f"waiting for inputs {status.waiting}, functions: {', '.join(status.functions) or 'none'}"
     )

@@ -222,6 +222,13 @@ def test_a_lent_function_is_also_a_programs(store: SqliteStore, monkeypatch: pyt
     assert known.labels == ()
 
 
+def test_a_clients_function_is_listed_with_its_client(store: SqliteStore) -> None:
+    known, add = Registry(store), add_task()
+    for client in ("ann", "bob"):
+        known.lend(specs.FunctionSpec(add.key, (), client), add, add.to_msgpack(), "f")
+    assert known.labels == ("f of ann", "f of bob")
+
+
 # --- accounts
 
 
