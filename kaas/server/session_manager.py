@@ -382,6 +382,8 @@ def log_if_slow(run: ClientRun, limit_s: float | None, now_s: float) -> None:
     request = run.request
     spent = dict(run.steps_s)
     if request is not None:
+        if request.compilation is not None:
+            spent["compile"] = request.compile_s(now_s)
         if request.dispatched_s:
             spent["queue"] = request.dispatched_s - request.arrived_s
         spent |= request.record.stages if request.record is not None else {}

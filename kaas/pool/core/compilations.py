@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from kaas.errors import CompilerDied, KaasError
@@ -28,6 +29,14 @@ class CompilerMeter(Protocol):
         """Charge a client for the compilation of a function's code."""
 
 
+@dataclass(slots=True, eq=False)
+class BegunCompilation:
+    """A compilation that requests wait for. ended_s: on the loop's clock, None before the end."""
+
+    task: asyncio.Task[KaasError | None]
+    ended_s: float | None = None
+
+
 class Compilations:
     """The compilations of a pool's kTasks. Use an object of this class from one event loop only.
 
@@ -38,28 +47,29 @@ class Compilations:
 
     def __init__(self, transport: WorkerTransport, background: Background, ledger: Ledger) -> None:
         self._transport, self._background, self._ledger = transport, background, ledger
-        self._begun: dict[str, asyncio.Task[KaasError | None]] = {}
+        self._begun: dict[str, BegunCompilation] = {}
         self._failed: dict[str, KaasError] = {}
         self.done: dict[str, None] = {}
         self.meter: CompilerMeter | None = None
 
-    def wanted(self, call: WorkerCall, inputs: Awaitable[Any] | None) -> Awaitable[Any] | None:
-        """Return what a request waits for: its inputs and its kTask's code. Begin to compile that, if it has not begun.
-
-        Awaiting it raises CompileLimitExceeded or CompilerDied if there is no code.
+    def wanted(
+        self, call: WorkerCall, inputs: Awaitable[Any] | None
+    ) -> tuple[BegunCompilation | None, Awaitable[Any] | None]:
+        """Return the compilation of a request's kTask, which begins unless it has begun; and what the request waits
+        for, its inputs and its code. Awaiting it raises CompileLimitExceeded or CompilerDied if there is no code.
 
         Raises:
             CompileLimitExceeded: it is known that there is no code.
         """
         if not call.task:
-            return inputs  # an eTask
+            return None, inputs  # an eTask
         if (error := self._failed.get(call.task)) is not None:
             raise error.with_traceback(None)
-        if call.task not in self._begun:
-            self._begun[call.task] = self._background.begin(self._compiled(call))
-        both = self._background.begin(_both(self._begun[call.task], inputs))
+        if (begun := self._begun.get(call.task)) is None:
+            begun = self._begun[call.task] = BegunCompilation(self._background.begin(self._compiled(call)))
+        both = self._background.begin(_both(begun.task, inputs))
         both.add_done_callback(lambda done: done.cancelled() or done.exception())  # the queue may refuse the request
-        return both
+        return begun, both
 
     async def compiled(self, call: WorkerCall) -> None:
         """Wait until a kTask's code is compiled.
@@ -67,7 +77,7 @@ class Compilations:
         Raises:
             CompileLimitExceeded, CompilerDied
         """
-        if call.task not in self.done and (wait := self.wanted(call, None)) is not None:
+        if call.task not in self.done and (wait := self.wanted(call, None)[1]) is not None:
             await wait
 
     async def _compiled(self, call: WorkerCall) -> KaasError | None:
@@ -78,7 +88,7 @@ class Compilations:
             _log.warning("%s: no compiler runs ahead of its first request: %s", call.label, error)
             return None
         finally:
-            del self._begun[call.task]
+            self._begun.pop(call.task).ended_s = asyncio.get_running_loop().time()
         if made.processor_s:
             self._ledger.write(LedgerEntry(call.label, call.client, None, None, {"compile": made.processor_s}))
             if self.meter is not None and not call.session:  # programs of the pool's own user do not pay

@@ -207,9 +207,10 @@ class Pool:
         try:
             if self._quarantine.records and (refusal := self._quarantine.refusal(call.identity, call.client)):
                 raise refusal
+            compilation = None
             if self.compilations is not None and call.task not in self.compilations.done:
-                inputs_ready = self.compilations.wanted(call, inputs_ready)
-            request = self._requests.add(call, now_s, inputs_ready)
+                compilation, inputs_ready = self.compilations.wanted(call, inputs_ready)
+            request = self._requests.add(call, now_s, inputs_ready, compilation)
         except KaasError as error:
             self.reports.ledger.write(LedgerEntry(call.label, call.client, None, type(error).__name__))
             raise

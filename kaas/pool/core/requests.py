@@ -12,6 +12,7 @@ import msgspec
 
 from kaas.config import ClientSettings
 from kaas.errors import DeadlineExceeded, QueueFull
+from kaas.pool.core.compilations import BegunCompilation
 from kaas.pool.executors.transport import WorkerCall
 from kaas.pool.immediate_future import ImmediateFuture
 from kaas.pool.observing.ledger import LedgerEntry
@@ -68,6 +69,7 @@ class Request(msgspec.Struct, eq=False):
         worker, device, slot: number of the worker that runs or ran the request, its device's index, its slot; worker
             and device are None before the first dispatch and in RETRYING.
         dispatched_s: time of the last dispatch. earlier_runs_s: duration of the runs that ended with their workers.
+        compilation: of the kTask's code, if the request has to wait for it.
         record: measurements of the last run; `unmeasured` if the run ended without any.
         trace: the caller's trace, continued. on_end: is called when the request is ENDED.
     """
@@ -84,6 +86,7 @@ class Request(msgspec.Struct, eq=False):
     slot: int = 0
     dispatched_s: float = 0.0
     inputs: asyncio.Future[Any] | None = None
+    compilation: BegunCompilation | None = None
     timer: asyncio.TimerHandle | None = None
     retries_used: int = 0
     on_end: Callable[[], None] | None = None
@@ -116,13 +119,21 @@ class Request(msgspec.Struct, eq=False):
         """Return the error of a request whose deadline has passed."""
         label, limit_s = self.call.label, self.call.deadline_s or 0.0
         waited_s = max(limit_s, now_s - self.arrived_s)  # timers are early by a rounding error
-        message = f"{label!r} did not end in {limit_s} s: still "
+        message = f"{label!r} did not end in {limit_s} s: "
         if self.state in ON_WORKER:
-            message += f"running after {waited_s:.3f} s; its kernel has the device until it ends, "
+            message += f"still running after {waited_s:.3f} s; its kernel has the device until it ends, "
             message += f"at most to the run limit of {run_limit_s} s"
+        elif self.compilation is not None and self.compilation.ended_s is None:
+            message += f"its code is still being compiled after {waited_s:.3f} s"
         else:
-            message += f"queued after {waited_s:.3f} s"
+            message += f"still queued after {waited_s:.3f} s"
         return DeadlineExceeded(message, task=label, deadline_s=limit_s, waited_s=waited_s)
+
+    def compile_s(self, now_s: float) -> float:
+        """Return the seconds for which the request has waited for its code."""
+        if self.compilation is None:
+            return 0.0
+        return (now_s if self.compilation.ended_s is None else self.compilation.ended_s) - self.arrived_s
 
     def entry(self, outcome: str, record: RunRecord | None, now_s: float) -> LedgerEntry:
         """Return the ledger's entry of an answered request, and add the request's durations to the record."""
@@ -172,13 +183,20 @@ class Requests:
         self._next_id = 0
         self.by_id: dict[int, Request] = {}
 
-    def add(self, call: WorkerCall, now_s: float, inputs: Awaitable[Any] | None = None) -> Request:
+    def add(
+        self,
+        call: WorkerCall,
+        now_s: float,
+        inputs: Awaitable[Any] | None = None,
+        compilation: BegunCompilation | None = None,
+    ) -> Request:
         """Return a new request: WAITING if its inputs do not exist yet, else QUEUED.
 
         Args:
             call: the function and its arguments.
             now_s: the loop's time.
             inputs: completes when the inputs of the call exist.
+            compilation: of its code, which the inputs include.
 
         Raises:
             QueueFull: the queue has no room for the request.
@@ -186,7 +204,7 @@ class Requests:
         self._backlog.enter(call.client)
         waits = None if inputs is None else asyncio.ensure_future(inputs)
         state = RequestState.QUEUED if waits is None or _succeeded(waits) else RequestState.WAITING
-        request = Request(self._next_id, call, now_s, ImmediateFuture(), state, inputs=waits)
+        request = Request(self._next_id, call, now_s, ImmediateFuture(), state, inputs=waits, compilation=compilation)
         return self._enter(request)
 
     def adopt(self, call: WorkerCall, worker: int, device: int, slot: int, now_s: float) -> Request:

@@ -115,9 +115,9 @@ class QuarantineStatus:
 class Status:
     """A pool at one moment.
 
-    queued counts the requests that wait for a slot, waiting those that wait for inputs, and abandoned the running
-    requests whose callers no longer wait: each has its slot until its kernels end. functions: labels, at a server with
-    their clients.
+    queued counts the requests that wait for a slot, waiting those that wait for inputs or for the compilation of their
+    code, and abandoned the running requests whose callers no longer wait: each has its slot until its kernels end.
+    functions: labels, at a server with their clients.
     """
 
     pool: str
@@ -176,7 +176,7 @@ def _counts(status: Status) -> str:
     return (
         f"policy {status.policy}, isolation {status.config.isolation}, "
         f"running {status.running}, queued {status.queued}, "
-        f"waiting for inputs {status.waiting}, functions: {', '.join(status.functions) or 'none'}"
+        f"waiting for inputs or code {status.waiting}, functions: {', '.join(status.functions) or 'none'}"
     )
 
 

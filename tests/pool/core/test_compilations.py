@@ -116,6 +116,26 @@ def test_code_whose_compilers_are_all_killed_is_an_error_now_and_not_later() -> 
     assert paid == [0.5 * (RETRIES + 1), 1.0]
 
 
+def test_a_request_whose_deadline_passes_before_its_code_is_compiled_says_so() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        late = pool.begin(msgspec.structs.replace(of("slow"), deadline_s=5.0))
+        other = pool.begin(msgspec.structs.replace(of("quick"), deadline_s=60.0))
+        await settle()
+        workers.compilations[1][1].set_result(Compilation(0.0))
+        await settle()
+        assert other.compilation is not None
+        assert other.compilation.ended_s is not None
+        told = [each.deadline_exceeded(each.arrived_s + 100.0, 60.0).message for each in (late, other)]
+        assert told[0] == "'slow' did not end in 5.0 s: its code is still being compiled after 100.000 s"
+        assert "still running after 100.000 s" in told[1]
+        assert late.compile_s(late.arrived_s + 100.0) == 100.0
+        assert other.compile_s(other.arrived_s + 100.0) < 100.0
+        workers.reply("quick")
+        await settle()
+
+    isolated(scenario)
+
+
 def test_an_error_of_a_request_that_the_queue_refuses_is_nobodys(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         first = await begin(pool.submit(of("bomb")))
