@@ -11,6 +11,11 @@ PRINTED_BYTES = 16 << 10
 """Bytes of kernels' printed output that an error carries at most."""
 MEMCHECK_TELLS_MORE = '; SOFTGPU_MEMCHECK=1 or kaas.Device("software", memcheck=True) names the access and the buffer'
 """The end of a bad access's message, for owners of the device: a server's clients cannot set this."""
+MEMCHECK_ELSEWHERE = (
+    '; on a machine of your own, kaas.run_local with device=kaas.Device("software", memcheck=True) names the access and'
+    " the buffer"
+)
+"""The end of that message for a server's clients."""
 
 
 class KaasError(Exception):

@@ -12,7 +12,7 @@ from typing import Any
 from kaas.errors import InvalidRequest
 from kaas.pool.service import Service
 from kaas.server.canary import run_canary
-from kaas.server.replies import of_client, plain, without_paths
+from kaas.server.replies import foreign_text, plain, without_paths
 from kaas.server.sessions import ClientSession
 from kaas.server.state.set_aside import SetAside
 from kaas.server.usage.metering import Meter
@@ -151,7 +151,7 @@ class Admin:
         devices = [_device(each, administrator) for each in status.devices]
         reply: dict[str, Any] = {**self.health(administrator), "draining": self.draining, "devices": devices}
         reply["isolation"] = status.config.isolation
-        shown = without_paths if administrator else of_client
+        shown = without_paths if administrator else foreign_text
         reply["quarantined"] = [
             _entry(each) | {"reason": shown(each.reason)}
             for each in status.quarantined

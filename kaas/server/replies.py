@@ -7,6 +7,7 @@ from typing import Any
 
 from kaas import errors
 from kaas.errors import (
+    MEMCHECK_ELSEWHERE,
     MEMCHECK_TELLS_MORE,
     DeviceError,
     DeviceUnavailable,
@@ -59,6 +60,9 @@ _PATH = re.compile(
 """In a line of paths and other words, all up to the last / is hidden: better too much than the name of a file."""
 OF_DEVICES = (DeviceError, DeviceUnavailable, ExecutorDied, Quarantined, ResultLost)
 """Errors whose message may have a driver's text about a fault."""
+_OUTSIDE = re.compile(
+    r"0x[0-9a-fA-F]+, \d+ bytes (?:before|(?:of them )?behind the end of) the nearest buffer(?: \([^()]*\))?"
+)
 _NEAREST = re.compile(r",? ?\d+ bytes [a-z ]{1,40}the nearest buffer(?: \([^()]*\))?")
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _PROCESS = re.compile(r" \(pid \d+\)")
@@ -132,24 +136,21 @@ def without_paths(text: str) -> str:
 
 def without_addresses(text: str) -> str:
     """Return a device's message without processes, addresses and neighboring buffers, perhaps of another client."""
-    return _ADDRESS.sub(HIDDEN, _NEAREST.sub("", _PROCESS.sub("", text.replace(MEMCHECK_TELLS_MORE, ""))))
-
-
-def of_client(text: str) -> str:
-    """Return a device's message, perhaps of the operator's files too, as a client may read it."""
-    return without_addresses(without_paths(text))
+    text = _OUTSIDE.sub("memory outside its buffers", text.replace(MEMCHECK_TELLS_MORE, MEMCHECK_ELSEWHERE))
+    return _ADDRESS.sub(HIDDEN, _NEAREST.sub("", _PROCESS.sub("", text)))
 
 
 def _field(name: str, value: Any) -> Any:
     if name not in FOREIGN_FIELDS:
         return plain(value)
     if isinstance(value, list | tuple):
-        return [_foreign_text(str(each)) for each in value]
-    return _foreign_text(str(value))  # also of another type, which code in an executor may have sent
+        return [foreign_text(str(each)) for each in value]
+    return foreign_text(str(value))  # also of another type, which code in an executor may have sent
 
 
-def _foreign_text(text: str) -> str:
-    return of_client(text[:LONGEST_TEXT])
+def foreign_text(text: str) -> str:
+    """Return a text of the system, of a compiler or of a driver without paths and addresses."""
+    return without_addresses(without_paths(text[:LONGEST_TEXT]))
 
 
 def plain(value: Any, depth: int = DEEPEST) -> Any:

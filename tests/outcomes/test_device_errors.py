@@ -25,6 +25,6 @@ def test_errors_of_a_bad_access_and_of_a_quarantine_name_the_remedies() -> None:
     for ended in range(2):
         with pytest.raises(DeviceLost, match=r"illegal access in block .*; SOFTGPU_MEMCHECK=1 or kaas\.Device\("):
             kaas.call(crash_task(), {}, retries=0).result()
-        with pytest.raises(Quarantined, match=r"kaas\.pardon\(f\) or `kaas pardon \w+` lets it run again\. Last: "):
+        with pytest.raises(Quarantined, match=r"can pardon it: kaas\.pardon\(f\) or `kaas pardon \w+`\. Last: "):
             kaas.call(crash_task(), {}).result()
         assert kaas.pardon(crash_task()), ended

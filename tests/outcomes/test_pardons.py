@@ -35,7 +35,7 @@ def end_devices(of: kaas.Client) -> Quarantined:
 def test_a_client_sees_why_and_an_administrator_pardons(serve: Serve) -> None:
     server = serve({"administrators": ["boss"], "pool": {"devices": [{"kind": "software"}], "faults_allowed": 0}})
     with client(server, "alice") as alice, client(server, "bob") as bob, client(server, "boss") as boss:
-        end_devices(alice)
+        assert "The operator can pardon it" in end_devices(alice).message
         (mine,) = alice.status()["quarantined"]
         assert (mine["client"], mine["faults"]) == ("alice", 1)
         assert mine["reason"]

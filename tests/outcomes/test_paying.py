@@ -106,4 +106,5 @@ def test_a_client_that_ends_devices_with_ever_new_functions_is_stopped_and_its_n
             mallory.call(mallory.register(crashing(4)), {}, deadline_s=TIMEOUT_S).result(TIMEOUT_S)
         assert (raised.value.client, raised.value.faults) == ("alice", 3)
         assert 0 < raised.value.retry_s <= 3600
+        assert "The operator can forget them: `kaas pardon client:alice`. Last: " in raised.value.message
         honest(bob)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from kaas.client.connecting import error_of
 from kaas.errors import (
+    MEMCHECK_ELSEWHERE,
     PRINTED_BYTES,
     DeviceLost,
     DeviceUnavailable,
@@ -72,6 +73,9 @@ def test_a_reported_fault_has_no_addresses_and_nothing_of_other_memory(memcheck:
     assert ("MEMCHECK" in whole) is not memcheck
     assert "MEMCHECK" not in told
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in told
+    assert "\u2026" not in told
+    assert "memory outside its buffers" in told
+    assert told.endswith(MEMCHECK_ELSEWHERE) is not memcheck
 
 
 def test_the_story_of_a_quarantine_has_no_addresses() -> None:
@@ -81,7 +85,7 @@ def test_the_story_of_a_quarantine_has_no_addresses() -> None:
     )
     failure = failure_of(1, Quarantined(f"f is not run any more. Last: {near}", function="f", faults=1, story=(near,)))
     said = msgspec.json.encode(failure).decode()
-    assert "illegal access: \u2026" in failure.message
+    assert failure.message.endswith("illegal access: memory outside its buffers")
     assert not any(word in said for word in ("0x", "4096", "nearest", "1234"))
 
 

@@ -130,7 +130,7 @@ class Quarantine:
         ended = f"it ended {record.faults} device{'s'[: record.faults > 1]} on which it ran alone"
         message = (
             f"{record.label!r} is in quarantine and does not run: {ended}. "
-            f"kaas.pardon(f) or `kaas pardon {key}` lets it run again. Last: {record.story[-1]}"
+            f"The operator can pardon it: kaas.pardon(f) or `kaas pardon {key}`. Last: {record.story[-1]}"
         )
         return Quarantined(message, function=record.label, faults=record.faults, story=tuple(record.story))
 
@@ -138,7 +138,7 @@ class Quarantine:
         ended = f"its requests ended {record.faults} devices within {CLIENT_WINDOW_S / 60:g} minutes"
         message = (
             f"requests of client {record.label!r} are not run for {wait_s:.0f} s: {ended}, and "
-            f"{self._client_allowed} are allowed. `kaas pardon {_CLIENT}{record.label}` forgets them. "
+            f"{self._client_allowed} are allowed. The operator can forget them: `kaas pardon {_CLIENT}{record.label}`. "
             f"Last: {record.story[-1]}"
         )
         story = tuple(record.story)
