@@ -11,7 +11,14 @@ from typing import Any
 import msgspec
 
 import kaas
-from kaas.server.config.serve_config import CodeSettings, ETaskSettings, LimitSettings, ListenSettings, Settings
+from kaas.server.config.serve_config import (
+    CodeSettings,
+    ETaskSettings,
+    LimitSettings,
+    ListenSettings,
+    PoolSettings,
+    Settings,
+)
 from kaas.server.server_log import LogSettings
 from kaas.server.usage.quotas import Quotas
 
@@ -103,6 +110,12 @@ def test_every_field_of_a_pool_and_a_server_is_described() -> None:
         LogSettings,
     ):
         assert _defaults(kind).keys() == _descriptions(kind).keys(), kind
+
+
+def test_a_servers_own_default_is_described() -> None:
+    pools, servers, said = _defaults(kaas.Config), _defaults(PoolSettings), _descriptions(kaas.Config)
+    other = {name for name, default in servers.items() if default != pools[name]}
+    assert other == {name for name, words in said.items() if "server's `pool` has" in words}
 
 
 if __name__ == "__main__":
