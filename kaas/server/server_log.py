@@ -25,6 +25,8 @@ LINES = 64
 TRACEBACK = "traceback"
 """The field that may have several lines. In text they are indented below the event, unlike any event."""
 
+LOGGERS = ("kaas", "softgpu")
+"""The packages whose events are logged from `LogSettings.level` on; of others warnings are."""
 _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "limit_by"}
 
 
@@ -50,7 +52,8 @@ def configure(settings: LogSettings, stream: IO[str] | None = None) -> None:
     for former in [each for each in root.handlers if isinstance(each, ServerLog)]:
         root.removeHandler(former)
     root.addHandler(handler)
-    logging.getLogger("kaas").setLevel(settings.level.upper())
+    for name in LOGGERS:
+        logging.getLogger(name).setLevel(settings.level.upper())
     logging.captureWarnings(capture=True)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -40,6 +41,7 @@ INCLUDES = tuple(f"-I{folder}" for folder in FOLDERS)
 PACKED = HERE / "packed" / "libcuda.so.1"
 """The place of the library in a wheel."""
 COMPILE_LIMIT_S = 300.0
+_log = logging.getLogger(__name__)
 
 
 def driver_sources() -> list[Path]:
@@ -68,6 +70,7 @@ def build(sources: Sequence[Path] | None = None, directory: Path | None = None) 
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
             if not is_own_file(target):
+                _log.info("building the software GPU's driver, once for this machine")
                 _compile(files, command, target)
         finally:
             os.close(folder)

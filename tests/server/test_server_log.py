@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kaas.server.server_log import INTERVAL_S, LINES, LogSettings, ServerLog, configure
+from kaas.server.server_log import INTERVAL_S, LINES, LOGGERS, LogSettings, ServerLog, configure
 
 Lines = Callable[[], list[str]]
 
@@ -20,8 +20,8 @@ Lines = Callable[[], list[str]]
 @pytest.fixture
 def log() -> Iterator[Callable[..., Lines]]:
     """Set the log up, and return a function that reads its lines."""
-    root, kaas = logging.getLogger(), logging.getLogger("kaas")
-    level = kaas.level
+    root = logging.getLogger()
+    levels = {name: logging.getLogger(name).level for name in LOGGERS}
 
     def started(**settings: Any) -> Lines:
         stream = io.StringIO()
@@ -31,7 +31,8 @@ def log() -> Iterator[Callable[..., Lines]]:
     yield started
     for handler in [each for each in root.handlers if isinstance(each, ServerLog)]:
         root.removeHandler(handler)
-    kaas.setLevel(level)
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
     logging.captureWarnings(capture=False)
 
 
@@ -39,6 +40,12 @@ def log_event(name: str, created_s: float, event: str, **extra: object) -> None:
     """An event at a moment of our own."""
     fields = {"name": name, "levelname": "WARNING", "levelno": logging.WARNING, "msg": event, "created": created_s}
     logging.getLogger(name).handle(logging.makeLogRecord({**fields, **extra}))
+
+
+def test_events_of_the_software_gpu_are_in_the_log(log: Callable[..., Lines]) -> None:
+    lines = log()
+    logging.getLogger("softgpu.build").info("the software GPU's driver is built")
+    assert [line.partition("INFO ")[2] for line in lines()] == ["softgpu.build: the software GPU's driver is built"]
 
 
 def test_an_event_is_a_line_with_time_level_and_fields(log: Callable[..., Lines]) -> None:

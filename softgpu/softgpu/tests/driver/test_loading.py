@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import struct
@@ -153,13 +154,15 @@ def test_a_changed_source_is_built_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_many_builders_at_once(tmp_path: Path) -> None:
+def test_many_builders_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "softgpu")
     source = tmp_path / "driver.c"
     source.write_text(TRIVIAL % 0)
     with ThreadPoolExecutor(4) as threads:
         built = set(threads.map(lambda _: driver_build.build([source], tmp_path), range(4)))
     assert len(built) == 1
     assert [path.name for path in built.pop().parent.iterdir()] == ["libcuda.so.1"]
+    assert caplog.messages == ["building the software GPU's driver, once for this machine"]
 
 
 def test_without_a_c_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
