@@ -37,6 +37,7 @@ ORDER = (
         "store",
         "cache_folders",
         "import_target",
+        "near_field",
         "optional_ray",
         "output_files",
         "parent_end",

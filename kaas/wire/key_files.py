@@ -17,6 +17,7 @@ import zmq
 from zmq.utils import z85
 
 from kaas.errors import InvalidConfig
+from kaas.near_field import near_field
 
 LARGEST_FILE_BYTES = 64 << 10
 OWNER = "keys.owner"
@@ -99,7 +100,9 @@ def load(path: Path, kind: type[T]) -> T:
     try:
         return msgspec.toml.decode(_read_private(path), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidConfig(f"{path}: {error}") from error
+        near = near_field(kind, str(error))
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise InvalidConfig(f"{path}: {error}{hint}") from error
 
 
 def _read_private(path: Path) -> bytes:

@@ -14,11 +14,11 @@ from kaas.config import QUEUE_LIMIT, ClientSettings, Config, Device
 from kaas.errors import InvalidConfig, KaasError
 from kaas.import_target import check_target
 from kaas.ktask.arguments import Buffer
+from kaas.near_field import PLACE, UNKNOWN, near_field
 from kaas.profiles import with_profiles
 from kaas.scheduling.policy_choice import choose_policy
 from kaas.server.clients.allow import Allowed
 from kaas.server.config import settings_file
-from kaas.server.config.settings_file import near_field
 from kaas.server.server_log import LogSettings
 from kaas.server.usage.quotas import Quotas
 from kaas.wire import protocol
@@ -41,13 +41,11 @@ REPORTED = (
 DEFAULT_QUOTAS = Quotas(
     stored_bytes=1 << 30, library_bytes=256 << 20, kernels=1 << 16, task_kernels=1 << 13, build_s_per_minute=30.0
 )
-PLACE = re.compile(r" - at `\$\.?(.*)`$")
 HINTS = {
     re.compile(r"`object`, got `(bool|str)` - at `\$\.code`"): "`code: {any: true}` takes all code of all clients",
     re.compile(r"`str`, got `int` - at `\$\.code\.\w+\["): "a hash or key that has digits only stands in quotes",
 }
 """Advice for common mistakes, by msgspec's error text."""
-UNKNOWN = re.compile(r"unknown field `(.*?)`")
 
 
 class _StrictSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -320,7 +318,7 @@ def parse(text: bytes) -> Settings:
     except msgspec.ValidationError as error:
         place, unknown = PLACE.search(str(error)), UNKNOWN.search(str(error))
         names = [found.group(1) for found in (place, unknown) if found is not None and found.group(1)]
-        near = unknown and near_field(Settings, place.group(1) if place is not None else "", unknown.group(1))
+        near = near_field(Settings, str(error))
         meant = (
             [f"did you mean {near!r}?"] if near else [hint for slip, hint in HINTS.items() if slip.search(str(error))]
         )

@@ -174,6 +174,8 @@ def _text(**fields: str) -> str:
         (_text(name="bob", public_key="0" * 40, secret="x"), "unknown field `secret`"),
         (_text(name="bob", public_key="0" * 40) + "quotas = {requests_per_s = -1}", "requests_per_s"),
         (_text(name="bob", public_key="0" * 40) + "quotas = {request = 1}", "request"),
+        (_text(name="bob", public_key="0" * 40) + "quotas = {request_per_s = 1}", "did you mean 'requests_per_s'?"),
+        (_text(name="bob", public_key="0" * 40) + "administrater = true", "did you mean 'administrator'?"),
         (_text(name="alice", public_key="0" * 40), "same name"),
         ("#" * 70_000, "no file of keys"),
     ],
