@@ -187,8 +187,8 @@ class Config:
         whole_object_bytes: objects up to this size are cached whole, larger ones by the ranges that Views read.
         isolation: "none": kernels of all clients share each device's memory. "fence": kernels of a client reach no
             memory but the client's own; a GPU then runs PTX alone. "process": each client has executors of its own; on
-            GPUs without Ray only. "auto", the default of a server: fences if all devices are software, else processes,
-            or none on Ray.
+            GPUs without Ray only. "auto": fences if all devices are software, else processes, or none on Ray. A
+            server's `pool` has auto by default.
         client_executors: with isolation="process", clients whose executors may be on a device at a time, each with an
             equal part of the device's memory and of the caches; at least `slots`. Without Ray a software device has one
             part more, for constants that they share. None: 4, or `slots` if that is more.
