@@ -45,6 +45,7 @@ class FencedSlots(Slots):
         self._memory = memory
         self._clients: dict[str, _FencedClient] = {}  # the one that came last at the end
         self._taken: dict[Slot, tuple[Slot, str]] = {}  # clients' slots in use: the executor's slot, and the client
+        self._leaving = 0  # clients that are forgotten now
 
     def every(self) -> list[Slot]:
         """Return all slots, those of clients too."""
@@ -82,7 +83,9 @@ class FencedSlots(Slots):
         super().give(taken)
 
     def release(self) -> None:
-        """Close the windows. All slots are closed, and all memory is free."""
+        """Close the windows. All slots are closed, and all memory is free. Needs the lock."""
+        while self._leaving:
+            self._monitor.wait()
         while self._clients:
             self._clients.popitem()[1].window.close()
 
@@ -96,7 +99,12 @@ class FencedSlots(Slots):
         with self._monitor.lock:
             client = self._clients.pop(name, None)
             if client is None:
-                client = _FencedClient(self._window())
+                window = self._window()
+                client = self._clients.pop(name, None)  # which may have come while the lock was free
+                if client is None:
+                    client = _FencedClient(window)
+                else:
+                    window.close()
             self._clients[name] = client
             client.uses += 1
             return client
@@ -114,20 +122,32 @@ class FencedSlots(Slots):
 
     def _make_room(self) -> bool:
         """Forget the client whose last request is the longest ago; return False if all are in use."""
-        return any(self._leave(client) for client in list(self._clients))
+        left = next(filter(None, map(self._leave, list(self._clients))), None)
+        if left is not None:
+            self._close(left)
+        return left is not None
 
     def _exit(self, name: str) -> None:
         with self._monitor.lock:
             self._clients[name].uses -= 1
 
-    def _leave(self, name: str) -> bool:
-        """Forget a client with all its memory; return False if some of it is in use."""
+    def _leave(self, name: str) -> _FencedClient | None:
+        """Forget a client with all its memory, and return it to be closed; return None if some memory is in use."""
         client = self._clients[name]
         if client.uses or not self._memory.leave(client.window.heaps):
-            return False
-        del self._clients[name]
+            return None
         for slot in client.slots.values():
-            slot.close()
             self._memory.drop_arena(slot.number)
-        client.window.close()
-        return True
+        return self._clients.pop(name)
+
+    def _close(self, left: _FencedClient) -> None:
+        """Close what a client leaves. Meanwhile the lock is free: to unload code the driver waits for all kernels."""
+        self._leaving += 1
+        try:
+            with self._monitor.left():
+                for slot in left.slots.values():
+                    slot.close()
+            left.window.close()
+        finally:
+            self._leaving -= 1
+            self._monitor.notify()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import numpy as np
 import pytest
 
 import kaas
+import softgpu
 from kaas.errors import OutOfDeviceMemory
 from kaas.executor import client_slots
 from kaas.executor.client_slots import FencedSlots
@@ -24,6 +28,7 @@ from kaas.executor.device.windows.software_window import SoftwareWindow
 from kaas.executor.device.windows.window import ClientWindow
 from kaas.executor.executor import Executor, InputSource, RunRequest
 from tests.executor.conftest import KERNELS, MakeExecutor
+from tests.timeouts import until
 
 N = 1024
 SECRET = 0x5EC2E7
@@ -195,6 +200,89 @@ def test_clients_that_were_away_for_longest_give_their_windows_back(
             )
             assert len(executor._slots.every()) <= 3
     assert len(executor.cache.device.values) == 2
+
+
+WAITS = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry waits(.param .u64 out)
+{
+  .reg .b64 %o; .reg .b32 %v; .reg .pred %p;
+  ld.param.u64 %o, [out];
+  st.volatile.global.u32 [%o+4], 1;
+again:
+  ld.volatile.global.u32 %v, [%o]; setp.eq.u32 %p, %v, 0; @%p bra again;
+  ret;
+}"""
+
+
+def waiting_task() -> kaas.KTask:
+    out = kaas.Buffer("out", 2, "uint32")
+    return kaas.KTask([kaas.Kernel(kaas.Library.from_ptx(WAITS), "waits", 1, 1, [kaas.Out(out)])], [out])
+
+
+@contextmanager
+def waiting_kernel(executor: Executor) -> Iterator[Future[Any]]:
+    """Run a kernel of a client until the end of the `with` statement."""
+    with ThreadPoolExecutor(1) as thread:
+        run = thread.submit(executor.run, RunRequest(waiting_task(), {}, {}, "mallory"))
+        until(lambda: run.done() or softgpu.running(executor.device.ordinal) == ("waits",))
+        slots = [slot for slot in executor._slots.every() if slot.confined and slot.arena.nbytes]
+        seen = np.ctypeslib.as_array((ctypes.c_uint32 * 2).from_address(slots[-1].arena.address))
+        until(lambda: run.done() or seen[1] == 1)
+        try:
+            yield run
+        finally:
+            seen[0] = 1
+
+
+def test_objects_leave_while_the_kernels_of_other_clients_run(executor: Executor) -> None:
+    objects = [np.full(6 << 20, number, np.int32) for number in range(4)]
+    with waiting_kernel(executor) as run:
+        for number, data in enumerate(objects):
+            left = executor.load([InputSource(data, key=b"%d" % number)], client="alice").evicted
+        assert left
+        assert not run.done()
+    assert run.result().outputs["out"].tolist() == [1, 1]
+
+
+def end_a_kernel_while_objects_leave() -> None:
+    """Let an endless kernel reach its limit while another thread evicts objects, in a process whose device is lost."""
+    executor = Executor(open_device("software"), cache_bytes=64 << 20, isolation="fence", slots=2)
+    data = np.zeros(6 << 20, np.int32)
+    with waiting_kernel(executor):
+        for number in range(2):  # a further one has no room
+            executor.load([InputSource(data, key=b"%d" % number)], client="alice")
+    with ThreadPoolExecutor(1) as thread:
+        run = thread.submit(executor.run, RunRequest(waiting_task(), {}, {}, "mallory", limit_s=1.0))
+        until(lambda: run.done() or softgpu.running(0) == ("waits",))
+        with pytest.raises(kaas.errors.DeviceLost):
+            all(executor.load([InputSource(data, key=b"%d" % number)], client="alice") for number in count(2))
+        with pytest.raises(kaas.errors.DeadlineExceeded):
+            run.result()
+
+
+@pytest.mark.processes
+def test_an_endless_kernel_is_ended_while_objects_leave() -> None:
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        process.submit(end_a_kernel_while_objects_leave).result()
+
+
+def test_windows_are_given_back_while_the_kernels_of_other_clients_run(
+    executor: Executor, doubling: kaas.KTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client for whose window another one leaves waits for the kernels: the code of that one is unloaded."""
+    x = np.arange(N, dtype=np.int32)
+    monkeypatch.setattr(client_slots, "MOST_CLIENTS", 2)
+    double(executor, doubling, "alice", x)
+    clients = vars(executor._slots)["_clients"]
+    with ThreadPoolExecutor(1) as thread, waiting_kernel(executor) as run:
+        later = thread.submit(double, executor, doubling, "bob", x)
+        until(lambda: later.done() or "alice" not in clients)
+        executor.load([InputSource(x, key=b"x")], client="mallory")
+        assert not run.done()
+        assert not later.done()
+    later.result()
 
 
 LARGE = 2 << 20

@@ -53,7 +53,8 @@ class DeviceMonitor:
     Once the device is lost or the executor is closed, all threads that wait or arrive get an error.
 
     Fields:
-        lock: for decisions, which are short. No thread holds it during a call of the device, a fetch or a copy.
+        lock: for decisions, which are short. No thread holds it during a fetch, a copy, or a call that waits for the
+            device's work: the watchdog needs the lock to end a kernel for which such a call would wait.
         lost: the first error of a lost device.
         closed: True once the executor has freed everything.
     """

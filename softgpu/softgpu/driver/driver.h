@@ -370,6 +370,7 @@ typedef struct op {
 static inline bool op_owns(const op *o) {
   return o->kind == OP_CHILD || o->kind == OP_CONDITIONAL || o->kind == OP_GRAPH_ALLOC || o->kind == OP_GRAPH_FREE;
 }
+const char *op_name(enum op_kind kind); /* for messages; of work that touches memory and is no kernel */
 CUresult op_run(const op *o, CUcontext ctx);
 CUresult word_wait(const word *w, CUcontext ctx);
 CUresult word_write(const word *w);

@@ -1,6 +1,7 @@
 /* Reserved addresses and the memory mapped there; other files see the accessible parts of it as allocations. */
 #define _GNU_SOURCE
 #include "mapped.h"
+#include "races.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -234,21 +235,15 @@ static CUresult unmap_locked(uintptr_t base, size_t bytes) {
   return publish_locked();
 }
 
+/* CUDA waits for no work here: the program does. A later access is a fault of the work that makes it. */
 CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
   TRY(require_init());
-  (void)context_wait(NULL); /* work under way may use the memory; the next call of its context returns its error */
   pthread_mutex_lock(&mapped_lock);
   CUresult status = unmap_locked(address, bytes);
   pthread_mutex_unlock(&mapped_lock);
-  if (status == CUDA_SUCCESS) race_forget(address, bytes);
-  return status;
-}
-
-static bool may_be_written_locked(uintptr_t base, size_t bytes) {
-  for (const range *r = mapped; r != NULL; r = r->next)
-    if (r->base < base + bytes && base < r->base + r->bytes && access_of(r) == CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
-      return true;
-  return false;
+  TRY(status);
+  CUcontext ctx = peek_context(); /* NULL: there is none to be failed */
+  return ctx != NULL ? race_freed_by_host(ctx, address, bytes) : CUDA_SUCCESS;
 }
 
 /* 0, or an errno. */
@@ -293,10 +288,6 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc
                 flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
             CUDA_ERROR_INVALID_VALUE, "there is no access %d", (int)flags);
   }
-  pthread_mutex_lock(&mapped_lock);
-  bool written = may_be_written_locked(address, bytes);
-  pthread_mutex_unlock(&mapped_lock);
-  if (written) (void)context_wait(NULL); /* a copy under way that can write no more would end the process */
   pthread_mutex_lock(&mapped_lock);
   CUresult status = access_locked(address, bytes, wanted, count);
   pthread_mutex_unlock(&mapped_lock);

@@ -1,6 +1,7 @@
 /* Operations: this file runs all work. */
 #include "races.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #if defined(__x86_64__)
@@ -125,14 +126,43 @@ static CUresult run_free(const op *o) {
   return CUDA_SUCCESS;
 }
 
+typedef struct memory_access {
+  const op *o;
+  CUcontext ctx;
+  CUresult status;
+} memory_access;
+
+static void run_access(void *made) {
+  memory_access *a = made;
+  switch (a->o->kind) {
+    case OP_COPY: run_copy(&a->o->copy); break;
+    case OP_FILL: run_fill(&a->o->fill); break;
+    case OP_WAIT_WORD: a->status = word_wait(&a->o->word, a->ctx); break;
+    default: a->status = word_write(&a->o->word);
+  }
+}
+
+/* Memory may have gone since the submission: the program can unmap it at any time. */
+static CUresult access_memory(const op *o, CUcontext ctx) {
+  memory_access made = {o, ctx, CUDA_SUCCESS};
+  uint64_t address;
+  char near[160];
+  if (__builtin_expect(sg_guarded(run_access, &made, &address), 1)) return made.status;
+  sg_describe_access(address, 1, near, sizeof near);
+  return context_fail(ctx, fail(CUDA_ERROR_ILLEGAL_ADDRESS, "%s: illegal access: 0x%" PRIx64 ", %s", op_name(o->kind),
+                                address, near));
+}
+
 static CUresult run(const op *o, CUcontext ctx) {
   if (__builtin_expect(touching != NULL, 0)) race_note(o);
   switch (o->kind) {
     case OP_KERNEL: return run_kernel(&o->kernel, ctx);
     case OP_COPY:
-      run_copy(&o->copy);
+      TRY(access_memory(o, ctx));
       return ctx->dev->faulty ? fault_at(FAULT_AT_COPY, ctx->dev, ctx, "") : CUDA_SUCCESS;
-    case OP_FILL: run_fill(&o->fill); return CUDA_SUCCESS;
+    case OP_FILL:
+    case OP_WAIT_WORD:
+    case OP_WRITE_WORD: return access_memory(o, ctx);
     case OP_HOST: run_host(o); return CUDA_SUCCESS;
     case OP_RECORD: event_record_now(o->event); return CUDA_SUCCESS;
     case OP_EXEC: return exec_run(o->exec, ctx);
@@ -141,8 +171,6 @@ static CUresult run(const op *o, CUcontext ctx) {
     case OP_FREE: return run_free(o);
     case OP_GRAPH_ALLOC:
     case OP_GRAPH_FREE: strict_poison(o->block->base, o->block->reserved); return CUDA_SUCCESS;
-    case OP_WAIT_WORD: return word_wait(&o->word, ctx);
-    case OP_WRITE_WORD: return word_write(&o->word);
     case OP_AWAIT:
     case OP_EMPTY: return CUDA_SUCCESS;
     case OP_CHILD:

@@ -74,33 +74,31 @@ static void note_copy(const copy *c) {
   }
 }
 
+const char *op_name(enum op_kind kind) {
+  switch (kind) {
+    case OP_COPY: return "a copy";
+    case OP_FILL: return "a set";
+    case OP_WAIT_WORD: return "a wait for a value";
+    case OP_WRITE_WORD: return "a stream's write of a value";
+    case OP_GRAPH_ALLOC: return "the allocation";
+    case OP_BRANCH: return "a conditional node";
+    default: return "the freeing";
+  }
+}
+
 void race_note(const op *o) {
+  touching->by = o->kind == OP_KERNEL ? keep_name("kernel ", o->kernel.kern->info->name) : op_name(o->kind);
   switch (o->kind) {
-    case OP_KERNEL: touching->by = keep_name("kernel ", o->kernel.kern->info->name); break;
-    case OP_COPY:
-      touching->by = "a copy";
-      note_copy(&o->copy);
-      break;
+    case OP_COPY: note_copy(&o->copy); break;
     case OP_FILL:
-      touching->by = "a set";
       note_rows(SG_WRITE, o->fill.dst, o->fill.width * o->fill.element_bytes, o->fill.height, o->fill.pitch);
       break;
-    case OP_FREE:
-      touching->by = "the freeing";
-      sg_touched_add(touching, SG_WRITE, o->freed.base, o->freed.reserved);
-      break;
+    case OP_FREE: sg_touched_add(touching, SG_WRITE, o->freed.base, o->freed.reserved); break;
     case OP_GRAPH_ALLOC:
-    case OP_GRAPH_FREE:
-      touching->by = o->kind == OP_GRAPH_ALLOC ? "the allocation" : "the freeing";
-      sg_touched_add(touching, SG_WRITE, o->block->base, o->block->reserved);
-      break;
+    case OP_GRAPH_FREE: sg_touched_add(touching, SG_WRITE, o->block->base, o->block->reserved); break;
     case OP_WAIT_WORD:
-    case OP_WRITE_WORD:
-      touching->by = o->kind == OP_WAIT_WORD ? "a wait for a value" : "a stream's write of a value";
-      sg_touched_add(touching, SG_UPDATE, (uintptr_t)o->word.at, o->word.bytes);
-      break;
+    case OP_WRITE_WORD: sg_touched_add(touching, SG_UPDATE, (uintptr_t)o->word.at, o->word.bytes); break;
     case OP_BRANCH:
-      touching->by = "a conditional node";
       sg_touched_add(touching, SG_READ, (uintptr_t)&o->branch->condition->value, sizeof(uint32_t));
       break;
     default: break;

@@ -56,7 +56,6 @@ static CUresult free_locked(uint64_t base) {
 
 int softgpu_window_free(uint64_t base) {
   TRY(require_init());
-  (void)context_wait(NULL);
   pthread_mutex_lock(&lock);
   CUresult status = free_locked(base);
   pthread_mutex_unlock(&lock);

@@ -128,7 +128,9 @@ int sg_memory_nearest(uint64_t address, sg_range *range);
 /* Grows with each change of an allocation or region: a range that was found at another count may be gone. */
 uint64_t sg_memory_changes(void);
 
-/* faults.c: describes the place of an address, for a message. */
+/* faults.c: calls body; 0 if it has ended at an access of this address, where it may do nothing. */
+int sg_guarded(void (*body)(void *), void *data, uint64_t *address) __attribute__((visibility("hidden")));
+/* Describes the place of an address, for a message. */
 int sg_describe_access(uint64_t address, uint32_t bytes, char *text, size_t text_bytes)
     __attribute__((visibility("hidden")));
 /* The same, relative to this range. */

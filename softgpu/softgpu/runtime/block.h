@@ -40,7 +40,6 @@ typedef struct sg_block {
   volatile int in_kernel; /* a fault now is the fault of a kernel */
   int faulted, fault_has_address;
   uintptr_t fault_address;
-  int64_t looked_ns; /* the time when this thread last checked our signal handlers */
   void *signal_stack;
   sg_range known; /* memcheck: a live range, as of known_at_change */
   uint64_t known_at_change;
@@ -100,7 +99,7 @@ void sg_touch(sg_block *block, uint64_t address, uint32_t bytes, uint32_t verb) 
 void sg_report_touched(sg_block *block) __attribute__((visibility("hidden")));
 
 /* faults.c: before blocks run; for a thread with its first block, and at its end; after an escape for a fault. */
-void sg_watch_faults(sg_block *block) __attribute__((visibility("hidden")));
+void sg_watch_faults(void) __attribute__((visibility("hidden")));
 void sg_open_signal_stack(sg_block *block) __attribute__((visibility("hidden")));
 void sg_close_signal_stack(sg_block *block) __attribute__((visibility("hidden")));
 void sg_report_fault(sg_block *block) __attribute__((visibility("hidden")));

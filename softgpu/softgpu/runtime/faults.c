@@ -1,6 +1,6 @@
-/* Bad accesses of kernels: the processor's signal ends the launch with an error, and not the process.
+/* Bad accesses of kernels and copies: the processor's signal ends the work with an error, and not the process.
  *
- * The handlers stay installed, but act only on a thread that runs a kernel; other signals go to the earlier handlers
+ * The handlers stay installed, but act only on a thread that runs such work; other signals go to the earlier handlers
  * (Python's faulthandler, Ray's stack traces). Another library may install handlers later, so each thread that launches
  * checks from time to time that ours are still there.
  */
@@ -25,8 +25,12 @@ static struct {
   char rest[SEALED_BYTES - SIGNALS * sizeof(struct sigaction)];
 } others SEALED;
 static pthread_mutex_t installing = PTHREAD_MUTEX_INITIALIZER;
-/* Initial-exec: the first use on a thread, which may be in a handler, must not allocate. */
-static _Thread_local volatile int passing_on __attribute__((tls_model("initial-exec")));
+/* Of a thread. Initial-exec: the first use, which may be in a handler, must not allocate. */
+#define INITIAL_EXEC __attribute__((tls_model("initial-exec")))
+static _Thread_local volatile int passing_on INITIAL_EXEC;
+static _Thread_local int64_t looked_ns INITIAL_EXEC;          /* the time when it last checked our signal handlers */
+static _Thread_local void **volatile guarded INITIAL_EXEC;    /* where it goes on after a fault in a guarded call */
+static _Thread_local volatile uint64_t faulted_at INITIAL_EXEC; /* the address of that fault */
 
 static void die_of(int signal) {
   struct sigaction standard = {.sa_handler = SIG_DFL};
@@ -50,6 +54,12 @@ static void pass_on(int signal, siginfo_t *info, void *context) {
 static void on_fault(int signal, siginfo_t *info, void *context) {
   sg_block *block = sg_current_block;
   int is_sent = info->si_code <= 0; /* by kill or a similar call */
+  void **escape = guarded;
+  if (escape && !is_sent) {
+    guarded = NULL;
+    faulted_at = (uintptr_t)info->si_addr;
+    __builtin_longjmp(escape, 1);
+  }
   if (!block || !block->in_kernel || is_sent) {
     pass_on(signal, info, context);
     return;
@@ -75,13 +85,26 @@ static void install(void) {
   pthread_mutex_unlock(&installing);
 }
 
-void sg_watch_faults(sg_block *block) {
+void sg_watch_faults(void) {
   struct timespec time;
   clock_gettime(CLOCK_MONOTONIC_COARSE, &time);
   int64_t now = (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
-  if (block->looked_ns && now - block->looked_ns < LOOK_EVERY_NS) return;
-  block->looked_ns = now;
+  if (looked_ns && now - looked_ns < LOOK_EVERY_NS) return;
+  looked_ns = now;
   install();
+}
+
+__attribute__((noinline)) int sg_guarded(void (*body)(void *), void *data, uint64_t *address) {
+  void *escape[5];
+  sg_watch_faults();
+  if (__builtin_setjmp(escape)) {
+    *address = faulted_at;
+    return 0;
+  }
+  guarded = escape;
+  body(data);
+  guarded = NULL;
+  return 1;
 }
 
 /* --- a stack for the handler: the kernel may have used up its own */

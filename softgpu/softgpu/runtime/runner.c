@@ -371,7 +371,7 @@ int sg_run(const sg_launch *launch, char *error, size_t error_bytes) {
   int result = sg_prepare_block(block, launch);
   block->error = error;
   block->error_bytes = error_bytes;
-  sg_watch_faults(block);
+  sg_watch_faults();
   if (result == OK) result = run_blocks(block, blocks);
   if (__builtin_expect(launch->touched != NULL, 0) && block->pages) sg_report_touched(block);
   sg_settle_block(block);

@@ -77,8 +77,8 @@ def run_unseen(on: Any) -> None:
     ok(driver.cuGraphExecKernelNodeSetParams(instance, node, other))
 
 
-def failure_message(library: ctypes.CDLL) -> str:
+def failure_message(library: ctypes.CDLL, error: Any = Error.CUDA_ERROR_LAUNCH_FAILED) -> str:
     """Return the message of the context's failure."""
-    assert driver.cuCtxSynchronize()[0] == Error.CUDA_ERROR_LAUNCH_FAILED
+    assert driver.cuCtxSynchronize()[0] == error
     library.softgpu_last_error.restype = ctypes.c_char_p
     return str(library.softgpu_last_error().decode())

@@ -15,6 +15,7 @@ import softgpu as software
 from softgpu import AddressWindow, SoftgpuError
 from softgpu.tests.driver.calls import Error, Kernels, fails, launch, ok, synchronize, view
 from softgpu.tests.driver.holder import CONSTANTS, holder, imported
+from tests.timeouts import until
 
 PTX = Path(__file__).with_name("kernels") / "steps.ptx"
 PEEK = """.version 8.0
@@ -28,6 +29,19 @@ PEEK = """.version 8.0
   ld.global.u32 %v, [%f]; st.global.u32 [%t], %v;
   ld.global.u32 %v, [seen]; st.global.u32 [%t+4], %v;
   st.global.u32 [%f], 9;
+  ret;
+}"""
+WAITS = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry waits(.param .u64 at, .param .u64 last)
+{
+  .reg .b64 %a, %l; .reg .b32 %v; .reg .pred %p;
+  ld.param.u64 %a, [at]; ld.param.u64 %l, [last];
+  st.volatile.global.u32 [%a+4], 1;
+again:
+  ld.volatile.global.u32 %v, [%a]; setp.eq.u32 %p, %v, 0; @%p bra again;
+  st.global.u32 [%l], 9;
   ret;
 }"""
 WHOLE = 2 << 20
@@ -160,6 +174,29 @@ def test_tenants_read_memory_of_another_process_that_none_can_change(
     for tenant in tenants:
         assert view(tenant.window.start + WHOLE, np.uint32, 4).tolist() == list(CONSTANTS)
         driver.cuMemUnmap(tenant.window.start + WHOLE, WHOLE)
+
+
+@pytest.mark.parametrize("reaches", [False, True])
+def test_memory_is_unmapped_while_kernels_run(tenants: tuple[Tenant, Tenant], reaches: bool) -> None:
+    """The call waits for no kernel; a kernel that reaches the memory later ends with an error."""
+    own, other = tenants
+    with own.window.confined():
+        waiting = Kernels(WAITS.encode() + b"\0")
+    start, beside = own.window.start, own.window.start + WHOLE
+    own.seen[:3] = 0
+    put_in(beside, other.memory, READWRITE)
+    ok((launch(waiting["waits"], (start, beside if reaches else start + 8), (ctypes.c_uint64, ctypes.c_uint64)),))
+    until(lambda: own.seen[1] == 1)
+    ok(driver.cuMemUnmap(beside, WHOLE))
+    assert own.seen[2] == 0
+    own.seen[0] = 1
+    if reaches:
+        fails(Error.CUDA_ERROR_ILLEGAL_ADDRESS, driver.cuCtxSynchronize)
+        assert f"0x{beside:x}" in software.last_error()
+    else:
+        synchronize()
+        assert own.seen[2] == 9
+    waiting.close()
 
 
 def test_mistakes(context: None) -> None:  # noqa: ARG001 - it is current

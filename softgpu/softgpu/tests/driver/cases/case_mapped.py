@@ -13,6 +13,7 @@ from cuda.core import Device, LaunchConfig, ObjectCode, VirtualMemoryResource, l
 
 from softgpu.tests.driver.calls import Error, Gate, fails, ok, synchronize, view
 from softgpu.tests.driver.fake import IMAGE
+from softgpu.tests.driver.mistakes import failure_message, run_unseen
 
 pytestmark = pytest.mark.usefixtures("ctx")
 
@@ -96,6 +97,7 @@ def test_memory_is_mapped_twice_and_keeps_its_bytes_after_an_unmap(memory: Any, 
     synchronize()
     assert view(second, np.uint32, 16).tolist() == [5] * 16
     ok(driver.cuMemsetD8(addresses, 9, 2 * WHOLE))  # neighbours are one allocation
+    synchronize()
     ok(driver.cuMemUnmap(addresses, WHOLE))
     assert ok(driver.cuMemGetAddressRange(second))[1] == WHOLE
     assert view(second, np.uint8, 4).tolist() == [9] * 4
@@ -181,14 +183,62 @@ def test_memory_that_is_mapped_twice_can_be_written_at_one_place_and_read_at_bot
     fails(INVALID, driver.cuMemcpyHtoD, here, read, read.nbytes)
 
 
-def test_unmapping_waits(memory: Any, addresses: Any) -> None:
+def test_unmapping_and_changes_of_access_wait_for_no_work(memory: Any, addresses: Any) -> None:
     ok(driver.cuMemMap(addresses, WHOLE, 0, memory, 0))
     ok(driver.cuMemSetAccess(addresses, WHOLE, access(WRITE), 1))
     stream, gate = ok(driver.cuStreamCreate(1)), Gate()
-    ok(driver.cuMemsetD32Async(addresses, 7, 16, stream))
+    gate.hold(stream)
     gate.note(stream)
+    ok(driver.cuMemSetAccess(addresses, WHOLE, access(READ), 1))
     ok(driver.cuMemUnmap(addresses, WHOLE))
+    ok(driver.cuMemRelease(memory))
+    assert not gate.reached.is_set()
+    gate.open.set()
+    synchronize()
     assert gate.reached.is_set()
+
+
+@pytest.mark.parametrize("work", ["copy", "set", "wait for a value", "write of a value"])
+def test_work_that_reaches_unmapped_memory_fails_its_context(
+    library: ctypes.CDLL, memory: Any, addresses: Any, work: str
+) -> None:
+    ok(driver.cuMemMap(addresses, WHOLE, 0, memory, 0))
+    ok(driver.cuMemSetAccess(addresses, WHOLE, access(WRITE), 1))
+    stream, gate = ok(driver.cuStreamCreate(1)), Gate()
+    gate.hold(stream)
+    if work == "copy":
+        ok(driver.cuMemcpyDtoDAsync(int(addresses) + 4096, addresses, 8, stream))
+    elif work == "set":
+        ok(driver.cuMemsetD32Async(addresses, 7, 16, stream))
+    elif work == "wait for a value":
+        ok(driver.cuStreamWaitValue32(stream, addresses, 7, driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ))
+    else:
+        ok(driver.cuStreamWriteValue32(stream, addresses, 7, 0))
+    ok(driver.cuMemUnmap(addresses, WHOLE))
+    gate.open.set()
+    message = failure_message(library, Error.CUDA_ERROR_ILLEGAL_ADDRESS)
+    assert f"a {work}: illegal access: 0x{int(addresses):x}" in message.replace("a stream's write", "a write")
+
+
+def test_strict_mode_finds_work_that_nothing_orders_before_the_unmapping(
+    library: ctypes.CDLL, strict: Callable[[int], None], addresses: Any
+) -> None:
+    strict(0)
+    main = ok(driver.cuStreamCreate(1))
+    for waits in (True, False):
+        memory = ok(driver.cuMemCreate(WHOLE, properties(), 0))
+        ok(driver.cuMemMap(addresses, WHOLE, 0, memory, 0))
+        ok(driver.cuMemRelease(memory))
+        ok(driver.cuMemSetAccess(addresses, WHOLE, access(WRITE), 1))
+        ok(driver.cuMemsetD32Async(addresses, 7, 16, main))
+        run_unseen(main)
+        if waits:
+            ok(driver.cuStreamSynchronize(main))
+            ok(driver.cuMemUnmap(addresses, WHOLE))
+    fails(Error.CUDA_ERROR_LAUNCH_FAILED, driver.cuMemUnmap, addresses, WHOLE)
+    sentence = failure_message(library)
+    assert "the freeing by the host" in sentence
+    assert "a set in stream" in sentence
 
 
 def test_strict_mode_poisons_mapped_memory(strict: Callable[[int], None], addresses: Any) -> None:
