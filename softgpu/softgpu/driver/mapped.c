@@ -4,6 +4,7 @@
 #include "races.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -184,6 +185,21 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes) {
   return status;
 }
 
+/* Linux has one mapping for neighbours of one file, and needs more as soon as one between them is unmapped: that must
+ * not fail. So each counts, with the addresses behind it where nothing is mapped. Others get a quarter of all. */
+static bool may_map_locked(void) {
+  static size_t most;
+  size_t count = 2;
+  if (most == 0) {
+    FILE *limit = fopen("/proc/sys/vm/max_map_count", "r");
+    if (limit == NULL || fscanf(limit, "%zu", &most) != 1) most = 65530;
+    if (limit != NULL) fclose(limit);
+  }
+  for (const range *r = mapped; r != NULL; r = r->next)
+    count += r->next != NULL && r->next->base == r->base + r->bytes ? 1 : 2;
+  return count <= most / 4 * 3;
+}
+
 static CUresult map_locked(range *made) {
   physical *p = made->memory;
   const range *within = find_locked(reserved, made->base);
@@ -193,7 +209,9 @@ static CUresult map_locked(range *made) {
           "the %zu bytes at 0x%zx were not reserved", made->bytes, (size_t)made->base);
   REQUIRE(!touched_locked(mapped, made->base, made->bytes), CUDA_ERROR_INVALID_VALUE,
           "memory is mapped already in the %zu bytes at 0x%zx", made->bytes, (size_t)made->base);
-  void *there = mmap((void *)made->base, made->bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, p->file, 0);
+  REQUIRE(may_map_locked(), CUDA_ERROR_OUT_OF_MEMORY,
+          "this process has made three quarters of the mappings that vm.max_map_count allows");
+  void *there = mmap((void *)made->base, made->bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, p->file, p->offset);
   REQUIRE(there != MAP_FAILED, CUDA_ERROR_OUT_OF_MEMORY, "the host cannot map %zu bytes", made->bytes);
   p->mappings++;
   insert_locked(&mapped, made);

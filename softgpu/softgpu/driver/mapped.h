@@ -1,6 +1,8 @@
 /* Memory mapped by hand (physical.c, mapped.c): handles of memory, and the places where it is mapped. */
 #ifndef SOFTGPU_MAPPED_H
 #define SOFTGPU_MAPPED_H
+#include <sys/types.h>
+
 #include "driver.h"
 
 enum { MAP_GRANULARITY = 2 << 20 };
@@ -10,7 +12,9 @@ typedef struct physical {
   device *dev;
   CUmemAllocationProp props;
   size_t bytes;
+  bool shares_file; /* the device's; memory that may be exported, or was imported, has a file of its own */
   int file;
+  off_t offset;
   /* Under mapped_lock. The memory lives as long as one of the two is not 0. */
   unsigned references, mappings;
   uint64_t inode; /* of the file, if other handles may have the same; 0: none has */
@@ -20,7 +24,10 @@ typedef struct physical {
 extern pthread_mutex_t mapped_lock; /* taken before memory_lock */
 void physical_drop_locked(physical *p); /* frees it if it has no reference and no mapping */
 CUresult physical_check(const CUmemAllocationProp *props, device **dev);
-int memory_file_new(size_t bytes, const CUmemAllocationProp *props); /* -1: the host has no memory left */
+/* Fills in the file and the offset of new memory, which is zeros; false: the host has no memory left. */
+bool memory_file_new(physical *p);
+bool device_file_take_locked(physical *p);
+void device_file_give_locked(const physical *p);
 bool shared_leave_locked(physical *p); /* false: another handle of this process has the same memory */
 physical *mapped_at_locked(uintptr_t address); /* NULL: nothing is mapped there */
 /* Lets memory be mapped at addresses that a window has; false: the host has no memory left. */

@@ -51,18 +51,18 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *made, size_t bytes, const CUm
   CUresult status = count(dev, bytes);
   if (status == CUDA_ERROR_OUT_OF_MEMORY && frees_awaited(NULL)) status = count(dev, bytes);
   TRY(status);
-  int file = memory_file_new(bytes, props);
-  physical *p = file >= 0 ? handle_new(HANDLE_PHYSICAL, sizeof *p) : NULL;
-  if (p == NULL) {
-    if (file >= 0) close(file);
+  physical *p = handle_new(HANDLE_PHYSICAL, sizeof *p);
+  if (p != NULL) {
+    p->dev = dev;
+    p->props = *props;
+    p->bytes = bytes;
+    p->references = 1;
+  }
+  if (p == NULL || !memory_file_new(p)) {
+    if (p != NULL) handle_delete(p);
     uncount(dev, bytes);
     return fail(CUDA_ERROR_OUT_OF_MEMORY, "the host has no %zu bytes left", bytes);
   }
-  p->dev = dev;
-  p->props = *props;
-  p->bytes = bytes;
-  p->file = file;
-  p->references = 1;
   *made = (uintptr_t)p;
   return CUDA_SUCCESS;
 }
@@ -70,7 +70,8 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *made, size_t bytes, const CUm
 void physical_drop_locked(physical *p) {
   if (p->references == 0) handle_kill(p);
   if (p->references > 0 || p->mappings > 0) return;
-  close(p->file);
+  if (p->shares_file) device_file_give_locked(p);
+  else close(p->file);
   if (shared_leave_locked(p)) uncount(p->dev, p->bytes);
   handle_bury(p, HANDLE_PHYSICAL);
 }

@@ -34,22 +34,29 @@ static bool add_label(int file, size_t bytes, const CUmemAllocationProp *props) 
          fcntl(file, F_ADD_SEALS, SIZE_SEALS) == 0;
 }
 
-static bool poison(int file, size_t bytes) { /* in strict mode */
-  void *seen = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+static bool poison(const physical *p) { /* in strict mode */
+  void *seen = mmap(NULL, p->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, p->file, p->offset);
   if (seen == MAP_FAILED) return false;
-  strict_poison((uintptr_t)seen, bytes);
-  munmap(seen, bytes);
+  strict_poison((uintptr_t)seen, p->bytes);
+  munmap(seen, p->bytes);
   return true;
 }
 
-int memory_file_new(size_t bytes, const CUmemAllocationProp *props) {
-  bool private = props->requestedHandleTypes == CU_MEM_HANDLE_TYPE_NONE;
-  int file = memfd_create("softgpu", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (file < 0) return -1;
-  if (ftruncate(file, (off_t)bytes) == 0 && poison(file, bytes) && (private || add_label(file, bytes, props)))
-    return file;
-  close(file);
-  return -1;
+static bool own_file_new(physical *p) {
+  p->file = memfd_create("softgpu", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (p->file < 0) return false;
+  if (ftruncate(p->file, (off_t)p->bytes) == 0 && poison(p) && add_label(p->file, p->bytes, &p->props)) return true;
+  close(p->file);
+  return false;
+}
+
+bool memory_file_new(physical *p) {
+  if (p->props.requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE) return own_file_new(p);
+  pthread_mutex_lock(&mapped_lock);
+  bool taken = device_file_take_locked(p), made = taken && poison(p);
+  if (taken && !made) device_file_give_locked(p);
+  pthread_mutex_unlock(&mapped_lock);
+  return made;
 }
 
 static CUresult check_type(CUmemAllocationHandleType type) {

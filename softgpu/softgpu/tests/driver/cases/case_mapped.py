@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -117,6 +120,71 @@ def test_memory_exists_while_a_handle_or_a_mapping_holds_it(addresses: Any) -> N
     ok(driver.cuMemRelease(again))
     assert free_bytes() == before
     fails(INVALID, driver.cuMemRetainAllocationHandle, addresses)
+
+
+def test_memory_that_stays_in_the_process_takes_one_descriptor_and_neighbours_one_mapping(
+    addresses: Any,
+) -> None:
+    made = [ok(driver.cuMemCreate(WHOLE, properties(), 0))]
+    open_before = len(os.listdir("/proc/self/fd"))
+    made += [ok(driver.cuMemCreate(WHOLE, properties(), 0)) for _ in range(20)]
+    assert len(os.listdir("/proc/self/fd")) == open_before
+    start = int(addresses)
+    for place, memory in zip((start, start + WHOLE), made, strict=False):
+        ok(driver.cuMemMap(place, WHOLE, 0, memory, 0))
+    ok(driver.cuMemSetAccess(start, 2 * WHOLE, access(WRITE), 1))
+    mappings = [line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if "softgpu" in line]
+    assert f"{start:x}-{start + 2 * WHOLE:x}" in mappings
+    for memory in made:
+        ok(driver.cuMemRelease(memory))
+
+
+def memory_blocks() -> int:
+    """The host's memory in files of the driver, in blocks of 512 bytes."""
+    found = {os.stat(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if is_memory_file(fd)}
+    return sum({info.st_ino: info.st_blocks for info in found}.values())
+
+
+def is_memory_file(fd: str) -> bool:
+    with suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:softgpu")
+    return False
+
+
+@pytest.mark.parametrize("units", [1, 2])
+def test_freed_memory_goes_back_to_the_host_and_new_memory_is_zeros(addresses: Any, units: int) -> None:
+    before = memory_blocks()
+    for _ in range(3):
+        made = [ok(driver.cuMemCreate(units * WHOLE, properties(), 0)) for _ in range(2)]
+        for memory in made:
+            ok(driver.cuMemMap(addresses, units * WHOLE, 0, memory, 0))
+            ok(driver.cuMemSetAccess(addresses, units * WHOLE, access(WRITE), 1))
+            seen = view(addresses, np.uint8, units * WHOLE)
+            assert not seen.any()
+            seen[:] = 7
+            ok(driver.cuMemUnmap(addresses, units * WHOLE))
+        assert memory_blocks() == before + 2 * units * WHOLE // 512
+        for memory in made:
+            ok(driver.cuMemRelease(memory))
+        assert memory_blocks() == before
+
+
+def test_a_forked_child_leaves_the_memory_of_its_parent_alone(memory: Any, addresses: Any) -> None:
+    ok(driver.cuMemMap(addresses, WHOLE, 0, memory, 0))
+    ok(driver.cuMemSetAccess(addresses, WHOLE, access(WRITE), 1))
+    seen = view(addresses, np.uint8, WHOLE)
+    seen[:] = 7
+    child = os.fork()
+    if child == 0:  # it frees what it has inherited, and makes memory of its own
+        statuses = [driver.cuMemUnmap(addresses, WHOLE)[0], driver.cuMemRelease(memory)[0]]
+        status, own = driver.cuMemCreate(WHOLE, properties(), 0)
+        statuses += [status, driver.cuMemMap(addresses, WHOLE, 0, own, 0)[0]]
+        statuses += [driver.cuMemSetAccess(addresses, WHOLE, access(WRITE), 1)[0]]
+        clean = not any(map(int, statuses)) and not seen.any()
+        seen[:] = 9
+        os._exit(0 if clean else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (seen == 7).all()
 
 
 def test_invalid_memory_and_reservations_are_refused(library: ctypes.CDLL) -> None:
