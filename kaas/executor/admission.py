@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from time import perf_counter
+from typing import TypeVar
 
 import msgspec
 
-from kaas.errors import KaasError, OutOfDeviceMemory
+from kaas.errors import KaasError, OutOfDeviceMemory, RequestTooLarge
 from kaas.executor.cache.lease import MemoryLease
 from kaas.executor.cache.reservation import Shortage, Unsaved
 from kaas.executor.cache.tiered_memory import TieredMemory
@@ -20,6 +23,8 @@ from kaas.executor.plan.arena import Layout
 from kaas.executor.plan.plan import describe, too_large
 from kaas.executor.single_flight import SingleFlight
 from kaas.ktask.graph import KTask
+
+T = TypeVar("T")
 
 Gather = Callable[[Mapping[bytes, FetchedObject]], Inputs]
 """Looks up the inputs of a request, given the objects that were fetched for it. Needs the lock."""
@@ -75,7 +80,19 @@ class Admission:
     otherwise their objects could stay pinned in turn, and the first request would wait for ever.
     """
 
-    def __init__(self, memory: TieredMemory, monitor: DeviceMonitor, write_back: WriteBackStream, device: str) -> None:
+    def __init__(
+        self,
+        memory: TieredMemory,
+        monitor: DeviceMonitor,
+        write_back: WriteBackStream,
+        device: str,
+        make_room: Callable[[], bool],
+    ) -> None:
+        """Use `make_room` to free memory of idle clients; it returns False once there is none.
+
+        device: its name, for errors.
+        """
+        self._make_room = make_room
         self._device = device
         self._memory = memory
         self._monitor = monitor
@@ -90,6 +107,44 @@ class Admission:
             The errors of gathering and of fetching; RequestTooLarge, OutOfDeviceMemory: the request cannot fit even if
             no other runs; DeviceLost.
         """
+        return self._roomy(partial(self._admit, request))
+
+    def load(
+        self, make: Callable[[KTask, int, str | None], T], forget: Callable[[], None], task: KTask, client: str | None
+    ) -> T:
+        """Make the plan of a kTask; idle code and objects leave if variables of its code have no room.
+
+        Args:
+            make: makes the plan for a client, with the bytes of the device's cache.
+            forget: unloads idle code.
+            task: the kTask.
+            client: of the request; None: there is no request.
+
+        Raises:
+            The errors of `make_plan`; OutOfDeviceMemory: there is no room, even if no other request runs.
+        """
+        attempt = partial(make, task, self._memory.capacity_bytes, client)
+        for give_way in (forget, self._empty):
+            with suppress(OutOfDeviceMemory):
+                return attempt()
+            give_way()
+        return self._roomy(attempt)
+
+    def _empty(self) -> None:
+        with self._monitor.lock:
+            self._memory.empty(())
+
+    def _roomy(self, action: Callable[[], T]) -> T:
+        """Do something that needs memory. Idle clients leave while the device has less than its budget says."""
+        while True:
+            try:
+                return action()
+            except (OutOfDeviceMemory, RequestTooLarge) as error:
+                enough = self._memory.cache.device.capacity_bytes >= self._memory.capacity_bytes
+                if (enough and isinstance(error, RequestTooLarge)) or not self._make_room():
+                    raise
+
+    def _admit(self, request: AdmissionRequest) -> Admitted:
         fetched: dict[bytes, FetchedObject] = {}
         own: dict[bytes, float] = {}
         store_s = memory_s = 0.0

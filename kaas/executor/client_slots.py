@@ -82,6 +82,11 @@ class FencedSlots(Slots):
             self._exit(client)
         super().give(taken)
 
+    def make_room(self) -> bool:
+        """Let the client leave whose last request is the longest ago; return False if all are in use."""
+        with self._monitor.lock:
+            return self._make_room()
+
     def release(self) -> None:
         """Close the windows. All slots are closed, and all memory is free. Needs the lock."""
         while self._leaving:

@@ -24,8 +24,8 @@ from kaas.executor.measuring import measured, of_load
 from kaas.executor.objects import CachedObject, HostObject
 from kaas.executor.plan.graph_cache import GraphCache
 from kaas.executor.plan.plan import Plan
-from kaas.executor.run import RunRequest, RunResult, RunStats
-from kaas.executor.slots import Slot, chosen_values, run_in_slot
+from kaas.executor.run import RunRequest, RunResult, RunStats, chosen_values
+from kaas.executor.slots import Slot, run_in_slot
 from kaas.ktask.graph import KTask
 
 __all__ = ["Executor", "InputSource", "RunRequest", "RunResult", "RunStats"]
@@ -87,7 +87,8 @@ class Executor:
             self._host_to_device = HostToDevice(device.stream(), self._monitor)
             self._write_back = WriteBackStream(device, self._memory, self._monitor, on_write_back)
             self._slots = make_slots(slots, device, memory, self._monitor, isolation)
-        self._admission = Admission(self._memory, self._monitor, self._write_back, device.info().name)
+        name, make_room = device.info().name, self._slots.make_room
+        self._admission = Admission(self._memory, self._monitor, self._write_back, name, make_room)
         self._failures = Failures(device, self._monitor, self._take_printed)
         self._watchdog = Watchdog(self._failures.overrun)
 
@@ -122,7 +123,7 @@ class Executor:
                 for one in self._slots:
                     slot = self._slots.take(one.number)
                     try:
-                        plan = slot.graph_cache(task, self._memory.capacity_bytes).plan
+                        plan = self._admission.load(slot.graph_cache, slot.forget, task, None).plan
                     finally:
                         self._slots.give(slot)
                 return plan
@@ -298,7 +299,7 @@ class Executor:
 
     def _run(self, slot: Slot, request: RunRequest, watched: Watched | None) -> RunResult:
         started = perf_counter()
-        graphs = slot.graph_cache(request.task, self._memory.capacity_bytes, request.client)
+        graphs = self._admission.load(slot.graph_cache, slot.forget, request.task, request.client)
         plan = graphs.plan
         given = chosen_values(plan, request)
         kept = self._kept(plan, request) if request.keep else _NOTHING

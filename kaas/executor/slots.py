@@ -13,7 +13,6 @@ from time import perf_counter
 import msgspec
 import numpy as np
 
-from kaas.errors import WrongScalar
 from kaas.executor.admission import Admitted
 from kaas.executor.cache.lease import MemoryLease, SlotArena
 from kaas.executor.cache.tiers import TierUse, granules
@@ -21,15 +20,14 @@ from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.device_to_host import Bytes, DeviceToHost
 from kaas.executor.device.monitor import DeviceMonitor
 from kaas.executor.device.windows.window import ClientWindow
-from kaas.executor.inputs import Inputs, check_scalars
+from kaas.executor.inputs import Inputs
 from kaas.executor.objects import CachedObject
 from kaas.executor.plan.graph_cache import ArenaPlacement, GraphCache, Launches, LaunchValues
 from kaas.executor.plan.loaded_kernels import LoadedKernels
 from kaas.executor.plan.plan import Plan, make_plan
 from kaas.executor.profile import KernelTime
-from kaas.executor.run import RunRequest
+from kaas.executor.run import ChosenValues, RunRequest
 from kaas.ktask.graph import KTask
-from kaas.ktask.request import check_names, iterations_of
 
 MAX_PLANS = 256
 """Plans that a slot keeps. Beyond them it drops the least recently used plan, with its graph."""
@@ -181,13 +179,17 @@ class Slot:
             self._seen = launch, now_s
         return ended_s + now_s - self._seen[1]
 
-    def close(self) -> None:
-        """Free the plans, buffers, stream and code of the slot; its last request must have ended."""
+    def forget(self) -> None:
+        """Free the plans and unload their code; the last request must have ended."""
         while self.graph_caches:
             self.graph_caches.popitem()[1].close()
+        self.kernels.close()
+
+    def close(self) -> None:
+        """Free the plans, buffers, stream and code of the slot; its last request must have ended."""
+        self.forget()
         self._device_to_host.close()
         self.stream.close()
-        self.kernels.close()
 
     def _describe(
         self, plan: Plan, placement: ArenaPlacement, inputs: Inputs, objects: Mapping[bytes, CachedObject]
@@ -316,6 +318,10 @@ class Slots:
         for slot in self.every():
             slot.close()
 
+    def make_room(self) -> bool:
+        """Let an idle client leave, with all its memory; return False if there is none, as here."""
+        return False
+
     def release(self) -> None:
         """Give back what the slots' memory, which is free, had its addresses from: here nothing."""
 
@@ -327,29 +333,6 @@ class Slots:
                 self._monitor.notify()
                 return
         self._free[slot.number] = slot
-
-
-class ChosenValues(msgspec.Struct, frozen=True):
-    """The values that a request chooses besides its inputs: scalars in the plan's order, and the iterations."""
-
-    scalars: list[bytes]
-    iterations: int
-
-
-def chosen_values(plan: Plan, request: RunRequest) -> ChosenValues:
-    """Check that a request names exactly the inputs and scalars of its kTask.
-
-    Raises:
-        MissingInput, UnexpectedInput, MissingScalar, WrongScalar
-    """
-    if request.inputs.keys() != plan.input_names:
-        check_names(plan.task, request.inputs)
-    scalars = check_scalars(plan, request.scalars)
-    iterations = iterations_of(plan.task, request.scalars)
-    if iterations < 1:
-        label = plan.task.label
-        raise WrongScalar(f"kTask {label!r}: the number of iterations is at least 1, not {iterations}", task=label)
-    return ChosenValues(scalars, iterations)
 
 
 class SlotWork(msgspec.Struct, frozen=True):

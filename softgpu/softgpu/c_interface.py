@@ -70,7 +70,7 @@ class GlobalRecord(ctypes.Structure):
 
 _U32 = ctypes.c_uint32
 _LOAD = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64)
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, _U32, ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64)
 )
 _DESCRIBE = ctypes.CFUNCTYPE(
     ctypes.c_int,
@@ -112,8 +112,11 @@ class CompilerTable(ctypes.Structure):
 class CompilerCalls(Protocol):
     """The methods of `softgpu.jit.Compiler` that the table's functions call. All of them raise CompileError."""
 
-    def load(self, content: bytes, window: int = 0) -> int:
-        """Return a handle for an image, whose kernels are confined to a window if there is one (sg_window)."""
+    def load(self, content: bytes, window: int = 0, device: int = 0) -> int:
+        """Return a handle for an image, whose kernels are confined to a window if there is one (sg_window).
+
+        device: the number of the device whose memory has its variables.
+        """
         ...
 
     def link(self, images: Sequence[tuple[str, bytes]]) -> bytes:
@@ -166,12 +169,12 @@ class CInterface:
         self._library.softgpu_set_last_error(message.encode())
         return result
 
-    def _load(self, content: int, size: int, window: int | None, handle: Any) -> int:
+    def _load(self, content: int, size: int, device: int, window: int | None, handle: Any) -> int:
         def action() -> None:
             if not content:
                 raise CompileError(INVALID_VALUE, "no image")
             image = ctypes.string_at(content, size) if size else ctypes.string_at(content)
-            handle[0] = self._compiler.load(image, window or 0)
+            handle[0] = self._compiler.load(image, window or 0, device)
 
         return self._guarded(action)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from softgpu.codegen import checks
 from softgpu.module_info import GlobalInfo, KernelInfo, ModuleInfo
@@ -23,14 +24,14 @@ def examine(text: str) -> tuple[ModuleInfo, dict[str, Kernel]]:
         Unsupported: no kernel of the image can run here; the message lists everything unsupported.
     """
     module = ptx_parser.parse(text)
-    offsets, info_globals, data, pointers = _lay_out(module)
+    layout = _lay_out(module)
     kernels: dict[str, Kernel] = {}
     refused: dict[str, list[Unsupported]] = {}
     for entry in module.entries:
         if not entry.has_body:
             continue
         refusals: list[Unsupported] = []
-        kernel = inline.flatten(module, entry, offsets, refusals)
+        kernel = inline.flatten(module, entry, layout.offsets, refusals)
         limits.check_kernel(kernel, entry.line)
         try:
             refusals += checks.check(kernel)
@@ -43,7 +44,24 @@ def examine(text: str) -> tuple[ModuleInfo, dict[str, Kernel]]:
     if kernels and refused.keys() == kernels.keys():
         raise Unsupported(0, _refusal(one for refusals in refused.values() for one in refusals))
     infos = tuple(_kernel_info(kernel, refused.get(kernel.name, ())) for kernel in kernels.values())
-    return ModuleInfo(infos, info_globals, data, pointers, module.sources), kernels
+    data = tuple((at, bytes(value)) for at, value in layout.data.items())
+    return ModuleInfo(infos, (*layout.infos,), layout.end, data, (*layout.pointers,), module.sources), kernels
+
+
+@dataclass(slots=True)
+class _Layout:
+    """The variables of a module, one behind the other.
+
+    Fields:
+        offsets, infos: of each. data: initial values, by their offsets. end: the bytes of all.
+        pointers: (offset of a pointer, offset of its target).
+    """
+
+    offsets: dict[str, int] = field(default_factory=dict)
+    infos: list[GlobalInfo] = field(default_factory=list)
+    data: dict[int, bytearray] = field(default_factory=dict)
+    pointers: list[tuple[int, int]] = field(default_factory=list)
+    end: int = 0
 
 
 def _refusal(refusals: Iterable[Unsupported]) -> str:
@@ -66,31 +84,27 @@ def _kernel_info(kernel: Kernel, refusals: Sequence[Unsupported]) -> KernelInfo:
     )
 
 
-def _lay_out(
-    module: ptx.Module,
-) -> tuple[dict[str, int], tuple[GlobalInfo, ...], bytes, tuple[tuple[int, int], ...]]:
-    """Place the module's variables one behind the other: offsets, descriptions, initial bytes, and pointers in them."""
-    offsets: dict[str, int] = {}
-    infos, data, end = [], bytearray(), 0
+def _lay_out(module: ptx.Module) -> _Layout:
+    made = _Layout()
     placed = [v for v in module.variables.values() if v.space in ("global", "const") and not v.external]
     for function in module.functions.values():
         placed += [v for v in function.variables.values() if v.space in ("global", "const")]
     for variable in placed:
-        start = align_up(end, max(variable.align, 16))
-        offsets[variable.name] = start
-        infos.append(GlobalInfo(variable.name, start, variable.size, variable.managed))
-        end = start + variable.size
-        limits.check_variable(variable, end)
-        data += bytes(start - len(data)) + variable.data
-    pointers = []
+        start = align_up(made.end, max(variable.align, 16))
+        made.offsets[variable.name] = start
+        made.infos.append(GlobalInfo(variable.name, start, variable.size, variable.managed))
+        made.end = start + variable.size
+        limits.check_variable(variable, made.end)
+        if variable.data:
+            made.data[start] = bytearray(variable.data)
     for variable in placed:
         for place, name, addend in variable.pointers:
-            start = offsets[variable.name] + place
+            start = made.offsets[variable.name]
             address = address_of(module, name)
-            if name in offsets:
-                pointers.append((start, offsets[name] + addend))
+            if name in made.offsets:
+                made.pointers.append((start + place, made.offsets[name] + addend))
             elif address is not None:
-                data[start : start + 8] = address.to_bytes(8, "little")
+                made.data[start][place : place + 8] = address.to_bytes(8, "little")
             else:
                 raise Unsupported(variable.line, f"the address of {name} in the initial value of {variable.name}")
-    return offsets, tuple(infos), bytes(data) + bytes(end - len(data)), tuple(pointers)
+    return made

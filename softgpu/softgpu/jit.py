@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from softgpu import image, machine_code, target
+from softgpu import host_room, image, machine_code, target
 from softgpu.c_interface import (
     INVALID_HANDLE,
     INVALID_PTX,
@@ -26,8 +26,6 @@ from softgpu.module_info import ModuleInfo
 from softgpu.translation import ExaminedImage, Translator, ptx_text, translating
 from softgpu.user_cache import KERNELS, cache_root
 
-_GLOBAL_ALIGN = 256
-
 _Variant = tuple[int, tuple[int, int, int], bool]
 """(place of the kernel in its module, block shape, True if accesses are checked)."""
 
@@ -37,9 +35,9 @@ class LoadedModule:
     """One load of an image, with its own variables and its own copies of the code."""
 
     image: ExaminedImage
-    memory: ctypes.Array[ctypes.c_char] | None  # of the variables; None: in the window
-    base: int
-    window: int = 0  # an sg_window, to which its kernels are confined
+    device: int
+    window: int  # an sg_window, to which its kernels are confined; 0: they are not
+    base: int  # the address of the variables; 0: there are none
     code: dict[_Variant, Future[machine_code.Loaded]] = field(default_factory=dict)
 
     @property
@@ -78,26 +76,25 @@ class Compiler:
         self._lock = threading.Lock()  # guards this object and its modules; nothing is compiled under it
         self._ahead = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "softgpu-compiler")
         self._interface = CInterface(self, library)
-        library.sg_window_take.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-        library.sg_window_take.restype = ctypes.c_void_p
-        library.sg_window_give.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-        library.sg_window_give.restype = None
+        library.sg_variables_take.argtypes = [ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t]
+        library.sg_variables_take.restype = ctypes.c_void_p
+        library.sg_variables_give.argtypes = [ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+        library.sg_variables_give.restype = None
 
     @property
     def callbacks(self) -> CompilerTable:
         """Return the C functions for softgpu_configure; they live as long as this object."""
         return self._interface.table
 
-    def load(self, content: bytes, window: int = 0) -> int:
+    def load(self, content: bytes, window: int = 0, device: int = 0) -> int:
         """Return a handle for PTX, or for a fatbin with PTX. It checks the whole image and compiles nothing yet.
 
         A kernel with an unsupported instruction is refused when the program takes that kernel. An image in which every
         kernel has one is refused now. window: the address of an sg_window, to which its kernels are confined; 0: they
-        are not.
+        are not. device: the number of the device whose memory has its variables.
         """
         examined = self._translator.examine(content)
-        memory, base = self._variables(examined.info, window)
-        module = LoadedModule(examined, memory, base, window)
+        module = LoadedModule(examined, device, window, self._variables(examined.info, window, device))
         with self._lock:
             handle = self._next
             self._next += 1
@@ -160,8 +157,8 @@ class Compiler:
         for code in begun:
             if code.exception() is None:
                 code.result().close()
-        if module.memory is None:
-            self._library.sg_window_give(module.window, module.base, len(module.info.data))
+        if module.base:
+            self._library.sg_variables_give(module.device, module.window, module.base, module.info.data_bytes)
 
     def _module(self, handle: int) -> LoadedModule:
         with self._lock:
@@ -198,20 +195,21 @@ class Compiler:
         base = module.base if entry.needs_globals else None
         return machine_code.place(entry.code, self._target, self._addresses(entry.imports), base)
 
-    def _variables(self, info: ModuleInfo, window: int) -> tuple[ctypes.Array[ctypes.c_char] | None, int]:
-        """Return initialised memory for the variables, unless it is in the window, and its aligned start."""
-        memory = None
-        if window and info.data:
-            base = self._library.sg_window_take(window, len(info.data))
-            if not base:
-                raise CompileError(OUT_OF_MEMORY, f"the window has no {len(info.data)} bytes left for variables")
-        else:
-            memory = ctypes.create_string_buffer(len(info.data) + _GLOBAL_ALIGN)
-            base = -(-ctypes.addressof(memory) // _GLOBAL_ALIGN) * _GLOBAL_ALIGN
-        ctypes.memmove(base, info.data, len(info.data))
+    def _variables(self, info: ModuleInfo, window: int, device: int) -> int:
+        """Return the address of initialised memory for the variables; 0 if there are none."""
+        if not info.data_bytes:
+            return 0
+        base: int | None = None
+        if host_room.allows(info.data_bytes):
+            base = self._library.sg_variables_take(device, window, info.data_bytes)
+        if not base:
+            what = f"{info.data_bytes} bytes left for the variables of a module"
+            raise CompileError(OUT_OF_MEMORY, f"device {device}, its host or the window has no {what}")
+        for place, initial in info.data:
+            ctypes.memmove(base + place, initial, len(initial))
         for place, goal in info.pointers:
             ctypes.c_uint64.from_address(base + place).value = base + goal
-        return memory, base
+        return base
 
     def _addresses(self, imports: tuple[str, ...]) -> dict[str, int]:
         return {name: ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value or 0 for name in imports}

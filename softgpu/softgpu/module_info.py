@@ -22,7 +22,7 @@ class KernelInfo(msgspec.Struct, frozen=True):
 
 
 class GlobalInfo(msgspec.Struct, frozen=True):
-    """A variable of the module. offset, size: in bytes, in the module's data."""
+    """A variable of the module. offset, size: in bytes, among all variables."""
 
     name: str
     offset: int
@@ -31,10 +31,17 @@ class GlobalInfo(msgspec.Struct, frozen=True):
 
 
 class ModuleInfo(msgspec.Struct, frozen=True, tag="module"):
-    """The kernels and variables of an image, and the variables' initial bytes (`data`)."""
+    """The kernels and variables of an image.
+
+    Fields:
+        data_bytes: of all variables. data: (offset, bytes) of initial values; the rest is zeros.
+        pointers: (offset of a 64-bit pointer, offset of its target).
+        sources: (first PTX line, source file, line in it).
+    """
 
     kernels: tuple[KernelInfo, ...]
     globals: tuple[GlobalInfo, ...]
-    data: bytes
-    pointers: tuple[tuple[int, int], ...]  # (offset of a 64-bit pointer in data, offset in data of its target)
-    sources: tuple[tuple[int, str, int], ...] = ()  # (first PTX line, source file, line in it)
+    data_bytes: int
+    data: tuple[tuple[int, bytes], ...]
+    pointers: tuple[tuple[int, int], ...]
+    sources: tuple[tuple[int, str, int], ...] = ()

@@ -285,6 +285,49 @@ def test_windows_are_given_back_while_the_kernels_of_other_clients_run(
     later.result()
 
 
+VARIABLES = """.version 8.0
+.target sm_80
+.address_size 64
+.global .align 4 .b8 many[{bytes}];
+.visible .entry counts{number}(.param .u64 out)
+{{
+  .reg .b64 %o; .reg .b32 %v;
+  ld.param.u64 %o, [out];
+  atom.global.add.u32 %v, [many], 1; st.global.u32 [%o], %v;
+  ret;
+}}"""
+
+
+def counting(nbytes: int, number: int = 0) -> kaas.KTask:
+    """Return a kTask whose code has a variable of so many bytes, and which returns 0 when the code is fresh."""
+    out = kaas.Buffer("out", 1, "uint32")
+    library = kaas.Library.from_ptx(VARIABLES.format(bytes=nbytes, number=number))
+    return kaas.KTask([kaas.Kernel(library, f"counts{number}", 1, 1, [kaas.Out(out)])], [out])
+
+
+@pytest.mark.parametrize("isolation", ["none", "fence"])
+def test_code_with_variables_gets_room(make_executor: MakeExecutor, isolation: str) -> None:
+    """Objects leave for it, and so does code of the same slot with other variables."""
+    executor = make_executor(256 << 20, isolation=isolation, slots=1)
+    data = np.zeros(20 << 20, np.int32)
+    for number in range(3):
+        executor.load([InputSource(data, key=b"%d" % number)], client="alice")
+    for number in range(3):
+        for _ in range(2):
+            executor.run(RunRequest(counting(100 << 20, number), {}, {}, "mallory"))
+    with pytest.raises(OutOfDeviceMemory, match="variables of a module"):
+        executor.run(RunRequest(counting(256 << 20), {}, {}, "mallory"))
+
+
+def test_idle_clients_leave_for_a_request_that_needs_the_memory_of_their_variables(
+    make_executor: MakeExecutor,
+) -> None:
+    executor = make_executor(256 << 20, isolation="fence", slots=2)
+    executor.run(RunRequest(counting(200 << 20), {}, {}, "mallory"))
+    executor.load([InputSource(np.zeros(40 << 20, np.int32), key=b"x")], client="alice")
+    assert "mallory" not in vars(executor._slots)["_clients"]
+
+
 LARGE = 2 << 20
 """Numbers of a large object: 8 MiB."""
 

@@ -155,6 +155,13 @@ class TieredMemory:
         self._free(cached, {})
         return left
 
+    def empty(self, needed: Collection[bytes]) -> None:
+        """Free all objects that no request uses and that are not needed, and correct the budget."""
+        cached, hosted = self.cache.flush([key for key in self.cache.device.values if key not in needed])
+        self._unreported.update(dict.fromkeys(map(self.object_of, cached)))
+        self._free(cached, hosted)
+        self._correct()
+
     def close(self) -> None:
         """Free everything. No lease may be in use."""
         for cached in self.cache.device.values.values():
@@ -200,7 +207,7 @@ class TieredMemory:
         tier, refused = self.cache.device, None
         if tier.capacity_bytes < self.capacity_bytes:
             self._correct()
-        for give_way in (self._correct, partial(self._empty, needed), lambda: None):
+        for give_way in (self._correct, partial(self.empty, needed), lambda: None):
             try:
                 made = attempt()
             except OutOfDeviceMemory as error:
@@ -225,13 +232,6 @@ class TieredMemory:
         self._pool.trim()
         driver_bytes = self.cache.used_bytes + self._device.free_bytes()
         self.cache.device.capacity_bytes = min(self.capacity_bytes, driver_bytes)
-
-    def _empty(self, needed: Collection[bytes]) -> None:
-        """Free all objects that no request uses and that are not needed, and correct the budget."""
-        cached, hosted = self.cache.flush([key for key in self.cache.device.values if key not in needed])
-        self._unreported.update(dict.fromkeys(map(self.object_of, cached)))
-        self._free(cached, hosted)
-        self._correct()
 
     def _try(
         self,

@@ -28,6 +28,7 @@ from kaas.executor.device.windows.gpu_window import GpuWindow
 from kaas.executor.device.windows.software_window import SoftwareWindow
 from kaas.executor.device.windows.window import ClientWindow
 from kaas.ktask.library import Library
+from softgpu import host_room
 
 _GPU_USABLE = 0.9
 """Share of a GPU's free memory for objects and arenas; the rest is for contexts, code, graphs and local memory."""
@@ -83,6 +84,7 @@ def open_device(kind: str = "gpu", ordinal: int = 0, *, memory_bytes: int | None
         if not softgpu.loaded_devices():
             with software.unavailable():
                 softgpu.load((memory_bytes or softgpu.DEFAULT_MEMORY_BYTES,))
+        host_room.limit(HOST_ROOM.has)
     elif kind != "gpu":
         raise DeviceUnavailable(f'a device is of kind "gpu" or "software", not {kind!r}')
     elif softgpu.loaded_devices():
@@ -189,6 +191,8 @@ class OpenDevice:
 
     def allocate(self, nbytes: int) -> int:
         """Return the address of new memory. Raise OutOfDeviceMemory if there is not enough."""
+        if self._info.kind == "software":
+            HOST_ROOM.check(nbytes, self._info.name)
         status, address = driver.cuMemAlloc(nbytes)
         if status:
             raise refusal("cuMemAlloc", int(status), nbytes, self._info.name)

@@ -74,6 +74,14 @@ class HostRoom:
             self._allowed_bytes = max(nbytes, left // PART)
         self._allowed_bytes -= nbytes
 
+    def has(self, nbytes: int) -> bool:
+        """Return True if an allocation has room, and count it."""
+        try:
+            self.check(nbytes, "")
+        except OutOfDeviceMemory:
+            return False
+        return True
+
 
 def available_bytes(root: Path = Path("/")) -> int:
     """Return the bytes that this process may still take before Linux ends a process.

@@ -231,6 +231,8 @@ unsigned mapped_handle_types(uintptr_t address);                    /* as which 
 void memory_disown(uintptr_t base);                          /* no graph owns it any more */
 bool memory_leave(uintptr_t base, allocation *leaving);      /* not found by programs, but there until its removal */
 CUresult memory_reserve_locked(device *dev, size_t bytes);   /* counts bytes, or CUDA_ERROR_OUT_OF_MEMORY */
+CUresult memory_reserve(device *dev, size_t bytes, CUcontext ctx); /* waits for queued frees if that helps */
+void memory_unreserve(device *dev, size_t bytes);
 CUresult memory_allocate(allocation entry, uintptr_t *base); /* entry has bytes, kind, device, context */
 void memory_give_back(const allocation *entry);              /* after memory_remove */
 static inline size_t memory_round(size_t bytes) { return (bytes + ALIGNMENT - 1) & ~(size_t)(ALIGNMENT - 1); }
@@ -248,6 +250,7 @@ void pools_release_locked(device *dev);
 /* --- where memory comes from (pages.c). bytes: a multiple of ALIGNMENT, the same for both */
 
 uintptr_t pages_take(size_t bytes); /* 0: the host has no memory left */
+uintptr_t pages_take_zeros(size_t bytes);
 void pages_free(uintptr_t base, size_t bytes);
 
 /* --- kernels (module.c, launch.c) */

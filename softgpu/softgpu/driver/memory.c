@@ -198,17 +198,25 @@ void memory_give_back(const allocation *entry) {
     return;
   }
   memory_free(entry->base, entry->reserved);
-  if (entry->dev == NULL) return;
-  pthread_mutex_lock(&memory_lock);
-  entry->dev->used_bytes -= entry->reserved;
-  pthread_mutex_unlock(&memory_lock);
+  if (entry->dev != NULL) memory_unreserve(entry->dev, entry->reserved);
 }
 
-static CUresult reserve(device *dev, size_t bytes) {
+static CUresult reserve_now(device *dev, size_t bytes) {
   pthread_mutex_lock(&memory_lock);
   CUresult status = memory_reserve_locked(dev, bytes);
   pthread_mutex_unlock(&memory_lock);
   return status;
+}
+
+CUresult memory_reserve(device *dev, size_t bytes, CUcontext ctx) {
+  CUresult status = reserve_now(dev, bytes);
+  return status == CUDA_ERROR_OUT_OF_MEMORY && frees_awaited(ctx) ? reserve_now(dev, bytes) : status;
+}
+
+void memory_unreserve(device *dev, size_t bytes) {
+  pthread_mutex_lock(&memory_lock);
+  dev->used_bytes -= bytes;
+  pthread_mutex_unlock(&memory_lock);
 }
 
 CUresult memory_allocate(allocation entry, uintptr_t *base) {
@@ -217,9 +225,7 @@ CUresult memory_allocate(allocation entry, uintptr_t *base) {
   entry.reserved = memory_round(entry.bytes);
   if (entry.dev != NULL) {
     if (entry.dev->faulty) TRY(fault_at(FAULT_AT_ALLOCATION, entry.dev, NULL, ""));
-    CUresult status = reserve(entry.dev, entry.reserved);
-    if (status == CUDA_ERROR_OUT_OF_MEMORY && frees_awaited(entry.ctx)) status = reserve(entry.dev, entry.reserved);
-    TRY(status);
+    TRY(memory_reserve(entry.dev, entry.reserved, entry.ctx));
   }
   entry.base = pages_take(entry.reserved);
   CUresult status = entry.base != 0 ? memory_add(&entry)

@@ -72,7 +72,8 @@ static CUresult describe(struct loaded *at, device *dev, const sg_kernel_info **
 
 static CUresult load(const library *lib, device *dev, struct loaded *at, const sg_kernel_info **kernels,
                      uint32_t *count) {
-  TRY((CUresult)sealed.compiler.load(lib->image, lib->image_bytes, lib->window, &at->module));
+  TRY((CUresult)sealed.compiler.load(lib->image, lib->image_bytes, (uint32_t)dev->ordinal, lib->window,
+                                          &at->module));
   CUresult status = describe(at, dev, kernels, count);
   if (status != CUDA_SUCCESS) forget(at);
   return status;

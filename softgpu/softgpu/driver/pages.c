@@ -153,6 +153,16 @@ uintptr_t pages_take(size_t bytes) {
   return base;
 }
 
+/* Chunks hand on what earlier allocations left there. */
+uintptr_t pages_take_zeros(size_t bytes) {
+  uintptr_t base = pages_take(bytes);
+  pthread_mutex_lock(&lock);
+  bool used_before = chunk_of(base) != NULL;
+  pthread_mutex_unlock(&lock);
+  if (used_before) memset((void *)base, 0, bytes);
+  return base;
+}
+
 void pages_free(uintptr_t base, size_t bytes) {
   if (base == 0) return;
   pthread_mutex_lock(&lock);

@@ -26,20 +26,6 @@ CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocatio
   return CUDA_SUCCESS;
 }
 
-static CUresult count(device *dev, size_t bytes) {
-  if (dev->faulty) TRY(fault_at(FAULT_AT_ALLOCATION, dev, NULL, ""));
-  pthread_mutex_lock(&memory_lock);
-  CUresult status = memory_reserve_locked(dev, bytes);
-  pthread_mutex_unlock(&memory_lock);
-  return status;
-}
-
-static void uncount(device *dev, size_t bytes) {
-  pthread_mutex_lock(&memory_lock);
-  dev->used_bytes -= bytes;
-  pthread_mutex_unlock(&memory_lock);
-}
-
 CUresult cuMemCreate(CUmemGenericAllocationHandle *made, size_t bytes, const CUmemAllocationProp *props,
                      unsigned long long flags) {
   device *dev;
@@ -48,9 +34,8 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *made, size_t bytes, const CUm
   TRY(physical_check(props, &dev));
   REQUIRE(bytes > 0 && flags == 0, CUDA_ERROR_INVALID_VALUE, "%s: %zu bytes, flags %#llx", __func__, bytes, flags);
   REQUIRE_WHOLE(bytes);
-  CUresult status = count(dev, bytes);
-  if (status == CUDA_ERROR_OUT_OF_MEMORY && frees_awaited(NULL)) status = count(dev, bytes);
-  TRY(status);
+  if (dev->faulty) TRY(fault_at(FAULT_AT_ALLOCATION, dev, NULL, ""));
+  TRY(memory_reserve(dev, bytes, NULL));
   physical *p = handle_new(HANDLE_PHYSICAL, sizeof *p);
   if (p != NULL) {
     p->dev = dev;
@@ -60,7 +45,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *made, size_t bytes, const CUm
   }
   if (p == NULL || !memory_file_new(p)) {
     if (p != NULL) handle_delete(p);
-    uncount(dev, bytes);
+    memory_unreserve(dev, bytes);
     return fail(CUDA_ERROR_OUT_OF_MEMORY, "the host has no %zu bytes left", bytes);
   }
   *made = (uintptr_t)p;
@@ -72,7 +57,7 @@ void physical_drop_locked(physical *p) {
   if (p->references > 0 || p->mappings > 0) return;
   if (p->shares_file) device_file_give_locked(p);
   else close(p->file);
-  if (shared_leave_locked(p)) uncount(p->dev, p->bytes);
+  if (shared_leave_locked(p)) memory_unreserve(p->dev, p->bytes);
   handle_bury(p, HANDLE_PHYSICAL);
 }
 

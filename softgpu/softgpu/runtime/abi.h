@@ -71,8 +71,9 @@ typedef struct sg_global_info {
 /* The compiler, given to the driver by jit.py. Every function returns a CUresult and, unless it is 0, leaves a message
  * for softgpu_last_error. image is the bytes given to cuLibraryLoadData (bytes = 0: NUL-terminated text). */
 typedef struct sg_compiler {
-  /* window: its kernels are confined to it, and its variables lie there; NULL: they are not. */
-  int (*load)(const void *image, size_t bytes, sg_window *window, uint64_t *module);
+  /* device: its variables are in its memory. window: its kernels are confined to it, and its variables lie there; NULL:
+   * they are not. */
+  int (*load)(const void *image, size_t bytes, uint32_t device, sg_window *window, uint64_t *module);
   int (*describe)(uint64_t module, const sg_kernel_info **kernels, uint32_t *kernel_count,
                   const sg_global_info **globals, uint32_t *global_count);
   /* Lets other threads begin a compilation that compile will be called for; returns at once. */
@@ -84,6 +85,12 @@ typedef struct sg_compiler {
   int (*link)(uint32_t count, const void *const *images, const size_t *bytes, const char *const *names,
               const void **joined, size_t *joined_bytes);
 } sg_compiler;
+
+/* --- variables.c: for the compiler */
+
+/* Memory of a device, which is zero, in the window if there is one; NULL: one of them has not enough. */
+void *sg_variables_take(uint32_t device, sg_window *window, size_t bytes);
+void sg_variables_give(uint32_t device, sg_window *window, void *memory, size_t bytes);
 
 /* --- runner.c: blocks, warps, barriers, and the helpers that compiled code calls (sg_rt_*) */
 

@@ -95,7 +95,8 @@ void *sg_window_take(sg_window *window, size_t bytes) {
   }
   pthread_mutex_unlock(&room->lock);
   free(found);
-  if (memory && mprotect(memory, whole, PROT_READ | PROT_WRITE)) {
+  /* No more than was asked for: a kernel could take pages behind it that nobody counts. */
+  if (memory && mprotect(memory, (bytes + PAGE - 1) / PAGE * PAGE, PROT_READ | PROT_WRITE)) {
     sg_window_give(window, memory, bytes);
     return NULL;
   }

@@ -1,7 +1,9 @@
 /* What the block runner asks the driver for, in tests that have no driver: a few ranges of memory, set by the test. */
+#define _GNU_SOURCE
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "abi.h"
 
@@ -28,6 +30,26 @@ int sg_memory_nearest(uint64_t address, sg_range *range) {
     *range = known[i];
   }
   return count != 0;
+}
+
+/* Exactly as many bytes as a device gives, before a page that no access reaches. */
+enum { PAGE = 4096, ALIGNMENT = 512 };
+
+static size_t pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
+
+void *sg_variables_take(uint32_t device, sg_window *window, size_t bytes) {
+  (void)device;
+  if (window != NULL) return sg_window_take(window, bytes);
+  size_t whole = pages(bytes);
+  uint8_t *made = mmap(NULL, whole + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (made == MAP_FAILED || mprotect(made, whole, PROT_READ | PROT_WRITE) != 0) return NULL;
+  return made + whole - (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+void sg_variables_give(uint32_t device, sg_window *window, void *memory, size_t bytes) {
+  (void)device;
+  if (window != NULL) sg_window_give(window, memory, bytes);
+  else munmap((void *)((uintptr_t)memory / PAGE * PAGE), pages(bytes) + PAGE);
 }
 
 static char printed[1 << 16];

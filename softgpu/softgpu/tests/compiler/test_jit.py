@@ -271,7 +271,7 @@ def test_the_c_interface(gpu: Gpu, capfd: pytest.CaptureFixture[str]) -> None:
     table = gpu.compiler.callbacks
     handle = ctypes.c_uint64()
     content = MEMORY.encode()
-    assert table.load(content, len(content), None, ctypes.byref(handle)) == 0
+    assert table.load(content, len(content), 0, None, ctypes.byref(handle)) == 0
     kernels = ctypes.POINTER(c_interface.KernelRecord)()
     variables = ctypes.POINTER(c_interface.GlobalRecord)()
     counts = ctypes.c_uint32(), ctypes.c_uint32()
@@ -290,7 +290,7 @@ def test_the_c_interface(gpu: Gpu, capfd: pytest.CaptureFixture[str]) -> None:
     assert table.compile(handle, 0, (ctypes.c_uint32 * 3)(64, 1, 1), 0, ctypes.byref(function)) == 0
     assert function.value
     table.unload(handle)
-    assert table.load(b"nonsense", 8, None, ctypes.byref(handle)) == INVALID_PTX
+    assert table.load(b"nonsense", 8, 0, None, ctypes.byref(handle)) == INVALID_PTX
     assert table.describe(12345, *[None] * 4) == INVALID_HANDLE
     capfd.readouterr()
 

@@ -71,7 +71,10 @@ def test_variables_and_their_initial_bytes() -> None:
     info = examine(entry("ret;", before=before))
     at = {variable.name: (variable.offset, variable.size) for variable in info.globals}
     assert [size for _, size in at.values()] == [4, 12, 16, 5]
-    data = {name: info.data[offset : offset + size] for name, (offset, size) in at.items()}
+    memory = bytearray(info.data_bytes)
+    for offset, initial in info.data:
+        memory[offset : offset + len(initial)] = initial
+    data = {name: memory[offset : offset + size] for name, (offset, size) in at.items()}
     assert data["a"] == bytes([7, 0, 0, 0])
     assert data["b"] == bytes.fromhex("0000803f 00000040 00000000")
     assert data["d"] == bytes([1, 2, 255, 0, 0])

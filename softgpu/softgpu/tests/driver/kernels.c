@@ -142,8 +142,8 @@ enum { KERNELS = sizeof infos / sizeof *infos };
 
 typedef struct module { sg_global_info global; uint32_t globals; int value[4]; } module;
 
-static int load(const void *image, size_t bytes, sg_window *window, uint64_t *made) {
-  (void)window;
+static int load(const void *image, size_t bytes, uint32_t device, sg_window *window, uint64_t *made) {
+  (void)device, (void)window;
   (void)bytes;
   if (strncmp(image, "bad", 3) == 0) {
     softgpu_set_last_error("line 1: bad is no instruction");

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from cuda.bindings import driver
 
 import softgpu as software
-from softgpu import AddressWindow, SoftgpuError
+from softgpu import AddressWindow, SoftgpuError, host_room
 from softgpu.tests.driver.calls import Error, Kernels, fails, launch, ok, synchronize, view
 from softgpu.tests.driver.holder import CONSTANTS, holder, imported
 from tests.timeouts import until
@@ -197,6 +198,47 @@ def test_memory_is_unmapped_while_kernels_run(tenants: tuple[Tenant, Tenant], re
         synchronize()
         assert own.seen[2] == 9
     waiting.close()
+
+
+VARIABLES = """.version 8.0
+.target sm_80
+.address_size 64
+.global .align 4 .u32 first = 5;
+.global .align 4 .b8 many[{bytes}];
+.visible .entry counts(.param .u64 out)
+{{
+  .reg .b64 %o; .reg .b32 %v, %w;
+  ld.param.u64 %o, [out];
+  ld.global.u32 %v, [first]; st.global.u32 [%o], %v;
+  ld.global.u32 %w, [many]; st.global.u32 [%o+4], %w; st.global.u32 [many], 7;
+  ret;
+}}"""
+
+
+@pytest.mark.parametrize("confined", [False, True])
+def test_variables_of_modules_are_memory_of_the_device(tenants: tuple[Tenant, Tenant], confined: bool) -> None:
+    tenant, nbytes = tenants[0], 24 << 20
+    text = VARIABLES.format(bytes=nbytes).encode() + b"\0"
+    before, total = ok(driver.cuMemGetInfo())
+    with tenant.window.confined() if confined else nullcontext():
+        for _ in range(2):  # memory that is used again is zeros
+            code = Kernels(text)
+            ok((launch(code["counts"], (tenant.window.start,), (ctypes.c_uint64,)),))
+            synchronize()
+            assert tenant.seen[:2].tolist() == [5, 0]
+            taken = before - ok(driver.cuMemGetInfo())[0]
+            assert nbytes <= taken < nbytes + 8192
+            code.close()
+            assert ok(driver.cuMemGetInfo())[0] == before
+        most = before - (16 << 20)
+        held = ok(driver.cuMemAlloc(most))
+        fails(Error.CUDA_ERROR_OUT_OF_MEMORY, driver.cuLibraryLoadData, text, [], [], 0, [], [], 0)
+        assert "bytes left for the variables of a module" in software.last_error()
+        ok(driver.cuMemFree(held))
+        host_room.limit(lambda wanted: wanted < nbytes)
+        fails(Error.CUDA_ERROR_OUT_OF_MEMORY, driver.cuLibraryLoadData, text, [], [], 0, [], [], 0)
+        host_room.limit(lambda _: True)
+    assert ok(driver.cuMemGetInfo()) == (before, total)
 
 
 def test_mistakes(context: None) -> None:  # noqa: ARG001 - it is current
