@@ -18,7 +18,7 @@ from kaas.executor.client_slots import Isolation, make_slots
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.host_to_device import HostToDevice
 from kaas.executor.device.monitor import DeviceContext, DeviceMonitor, Watchdog, Watched
-from kaas.executor.failures import Failures
+from kaas.executor.failures import Failures, PrintedText
 from kaas.executor.inputs import InputSource, gather, gather_whole, stage
 from kaas.executor.measuring import measured, of_load
 from kaas.executor.objects import CachedObject, HostObject
@@ -75,7 +75,7 @@ class Executor:
         if slots < 1:
             raise ValueError(f"an executor has 1 slot or more, not {slots}")
         self.device = device
-        self._run_limit_s, self._on_printed = run_limit_s, on_printed
+        self._run_limit_s = run_limit_s
         self._closed = False
         self._monitor = DeviceMonitor()
         self._context = DeviceContext(device.context, self._monitor)
@@ -89,7 +89,8 @@ class Executor:
             self._slots = make_slots(slots, device, memory, self._monitor, isolation)
         name, make_room = device.info().name, self._slots.make_room
         self._admission = Admission(self._memory, self._monitor, self._write_back, name, make_room)
-        self._failures = Failures(device, self._monitor, self._take_printed)
+        self._printed = PrintedText(device.take_printed, on_printed)
+        self._failures = Failures(device, self._monitor, self._printed)
         self._watchdog = Watchdog(self._failures.overrun)
 
     @property
@@ -306,6 +307,8 @@ class Executor:
         planned = perf_counter()
 
         admitted = self._admit(self._admission_request(slot, graphs, request, kept))
+        if plan.prints:
+            self._printed.begin(request.client)
         try:
             if watched is not None:
                 self._watchdog.begin(watched)
@@ -316,19 +319,14 @@ class Executor:
             try:
                 slot.stream.synchronize()  # it may bring a kernel's error, and has ended the stream's work then too
                 if plan.prints:
-                    self._take_printed(request.client)  # otherwise the text would be in the next request's result
+                    self._printed.end(request.client)
             finally:
                 self._give_back(admitted.lease)
             raise
+        printed = self._printed.end(request.client) if plan.prints else ""
         self._commit(admitted, saved=request.copy_kept)
         stats = measured(admitted, done, self._memory, self.cached_bytes, started, planned, perf_counter())
-        return RunResult(request.task, done.outputs, stats, self._take_printed(request.client) if plan.prints else "")
-
-    def _take_printed(self, client: str) -> str:
-        printed = self.device.take_printed()
-        if printed and self._on_printed is not None:
-            self._on_printed(client, printed)
-        return printed
+        return RunResult(request.task, done.outputs, stats, printed)
 
     def _load(self, wanted: AdmissionRequest, pin: bool) -> RunStats:
         admitted = self._admit(wanted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 
 from kaas.errors import (
@@ -23,16 +24,58 @@ from kaas.ktask.symbols import source_name
 _TIMED_OUT = {"code": 702, "code_name": "CUDA_ERROR_LAUNCH_TIMEOUT"}
 
 
+class PrintedText:
+    """The text that kernels print on a device, which does not show whose kernels do. Any thread may call the methods.
+
+    A request gets text that only kernels of its client can have printed. All text goes to the log.
+
+    Args:
+        take: returns the text since the last call. log: gets (client, text); None: there is no log.
+    """
+
+    def __init__(self, take: Callable[[], str], log: Callable[[str, str], None] | None) -> None:
+        self._take, self._log = take, log
+        self._lock = threading.Lock()
+        self._running: Counter[str] = Counter()  # requests that print, by client
+        self._printing: set[str] = set()  # clients whose requests have run since text was last taken
+        self._lost: dict[str, str] = {}
+
+    def begin(self, client: str) -> None:
+        """Take in that a request begins whose kernels may print."""
+        with self._lock:
+            self._running[client] += 1
+            self._printing.add(client)
+
+    def end(self, client: str) -> str:
+        """Take in that such a request has ended; return its text."""
+        with self._lock:
+            self._running[client] -= 1
+            text = self._taken(client)
+            self._running += Counter()  # without those that run no more
+            self._printing = {*self._running}
+            return text
+
+    def of_lost(self, client: str) -> str:
+        """Return the text of a request that ran when the device was lost, whose kernels may print or not."""
+        with self._lock:
+            text = self._lost.get(client, "") + self._taken(client)
+            self._lost[client] = text.encode(errors="replace")[-PRINTED_BYTES:].decode(errors="ignore")
+            return self._lost[client]
+
+    def _taken(self, client: str) -> str:
+        text = self._take()
+        if text and self._log is not None:
+            self._log(client, text)
+        return text if self._printing <= {client} else ""
+
+
 class Failures:
     """The errors of one executor. Any thread may call the methods."""
 
-    def __init__(self, device: OpenDevice, monitor: DeviceMonitor, take_printed: Callable[[str], str]) -> None:
-        """Use `take_printed` for the text that kernels have printed; its argument is the client, for the log."""
+    def __init__(self, device: OpenDevice, monitor: DeviceMonitor, printed: PrintedText) -> None:
         self._device = device
-        self._take_printed = take_printed
+        self._printed = printed
         self._monitor = monitor
-        self._lock = threading.Lock()
-        self._printed = ""
         self._overran = False
 
     def overrun(self, watched: Watched) -> None:
@@ -62,18 +105,11 @@ class Failures:
         if not isinstance(error, DeviceLost):
             return
         if not hasattr(error, "printed"):
-            error.printed = self._all_printed(client)
+            error.printed = self._printed.of_lost(client)
         if watched is not None and watched.exceeded:
             raise _exceeded(error, task, watched) from error
         if self._overran and (lost := self._monitor.lost) is not None and lost.message != error.message:
             raise DeviceLost(lost.message, **{**lost.fields, "printed": error.printed}) from error
-
-    def _all_printed(self, client: str) -> str:
-        """Return all printed text, for each request that ran when the device was lost."""
-        with self._lock:
-            printed = self._printed + self._take_printed(client)
-            self._printed = printed.encode(errors="replace")[-PRINTED_BYTES:].decode(errors="ignore")
-            return self._printed
 
 
 def _exceeded(error: DeviceLost, task: KTask, watched: Watched) -> DeadlineExceeded:
