@@ -167,14 +167,23 @@ class UnsupportedCode(InvalidCode):
 
 
 class CompileLimitExceeded(InvalidCode):
-    """Code that takes more to compile than a pool allows, before it has a device.
+    """Code that takes more to compile than a pool allows, before it has a device. The message says which limit.
 
     Fields:
-        limit_s: processor seconds (`Config.compile_limit_s`). limit_bytes: of memory.
+        limit_s: processor seconds (`Config.compile_limit_s`), and as many seconds in which the compiler wants no
+            processor. limit_bytes: of memory.
     """
 
     limit_s: float
     limit_bytes: int
+
+
+class NotCompiled(InvalidCode):
+    """Code that the cache of compiled code lacks, in an executor that compiles nothing (`Config.isolation`).
+
+    The code was compiled ahead of the request, or is of a kind of which no compiler makes sense. The request runs again
+    after its code was compiled again, a few times at most.
+    """
 
 
 class CannotFence(InvalidCode):

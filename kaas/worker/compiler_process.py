@@ -1,8 +1,9 @@
-"""The process that compiles the code of one kTask for software devices: `python -m kaas.worker.compiler_process`.
+"""The process that compiles one image of a kTask for software devices: `python -m kaas.worker.compiler_process`.
 
 The code is a stranger's. It does not run here, but the compiler may be led to take for ever, or all memory. So this
 process has limits, and the walls of an executor with a folder of its own. The pool takes the code that it asked for
-from that folder, and no other. Instead of compiling, such a process asks providers for the code that a kTask names.
+from that folder, and no other. Instead of compiling, such a process asks providers for the code that a kTask names;
+and what providers give is compiled by processes that read nothing else.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from time import process_time
 
 import msgspec
 
@@ -39,19 +41,19 @@ def main() -> None:
     word_file = int(sys.argv[1])
     orders: CompilerOrders = ordered(sys.stdin.buffer, end_group, _limit)
     prepare()
-    report_ready(word_file, namespace().encode())  # it has read nothing of a client yet
+    report_ready(word_file, f"{namespace()} {process_time()}".encode())  # it has read nothing of a client yet
     with os.fdopen(orders.work, "rb") as work:
         todo: CompilerWork = pickle.load(work)
+    limit_s = math.ceil(process_time() + todo.limit_s)
+    resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s + 1))  # first SIGXCPU, which says why; then SIGKILL
     own = DiskCache(Path(orders.folder), CACHE_BYTES)
     for name in todo.names:
         with contextlib.suppress(Unprovided):  # the executor asks again, and raises it
             found = [(image.kind, image.data) for image in providers.code(name)]
             own.put(_entry(name), msgspec.msgpack.encode(found))
-    for images in todo.libraries:
-        for image in images:
-            with contextlib.suppress(SoftgpuError):  # the executor finds the reason in the cache, and raises it
-                image.compile(Path(orders.folder))
-                break
+    for image in todo.images:
+        with contextlib.suppress(SoftgpuError):  # the executor finds the reason in the cache, and raises it
+            image.compile(Path(orders.folder))
 
 
 _images = msgspec.msgpack.Decoder(list[tuple[str, bytes]]).decode
@@ -73,13 +75,12 @@ def _limit(orders: CompilerOrders) -> None:
     os.nice(NICENESS)
     with contextlib.suppress(OSError):  # Linux has no such groups here
         Path(AUTOGROUP).write_text(str(NICENESS))
-    limit_s = math.ceil(orders.limit_s)
-    for limit, most, hard in (
-        (resource.RLIMIT_CORE, 0, 0),
-        (resource.RLIMIT_CPU, limit_s, limit_s + 1),  # first SIGXCPU, which says why; then SIGKILL
-        (resource.RLIMIT_AS, orders.limit_bytes, orders.limit_bytes),
+    for limit, most in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_AS, orders.limit_bytes),
+        (resource.RLIMIT_FSIZE, CACHE_BYTES),  # the pool reads its files
     ):
-        resource.setrlimit(limit, (most, hard))
+        resource.setrlimit(limit, (most, most))
     if orders.sandbox is not None:
         orders.sandbox.enter()
 

@@ -12,12 +12,16 @@ EXECUTOR_OPTIONS = ("slots", "cache_bytes", "host_cache_bytes", "whole_object_by
 
 
 def executor_options(config: Config, device: Device, *, shares: bool = True) -> dict[str, Any]:
-    """Return the options of `Executor` on a device, and `parts`: how many processes divide its memory and the caches.
+    """Return the options of `Executor` on a device, and two more.
 
-    With executors of one client each, a software device has a part more: for the memory that they share. shares: there
-    is such memory.
+    `parts`: how many processes divide the device's memory and the caches; with executors of one client each, a software
+    device has a part more, for the memory that they share. `ahead`: the pool compiles code for software devices on its
+    node, and executors there compile none.
+
+    shares: there is memory that executors share.
     """
-    options = {name: getattr(config, name) for name in EXECUTOR_OPTIONS}
+    options: dict[str, Any] = {name: getattr(config, name) for name in EXECUTOR_OPTIONS}
+    options["ahead"] = config.isolation != "none"
     executors = client_executors(config)
     if executors is None:
         return {**options, "parts": 1}

@@ -97,11 +97,14 @@ class ExecutorWorker:
         from kaas.executor.device import software
         from kaas.executor.device.device import open_device
         from kaas.executor.executor import Executor
+        from softgpu import compiling
 
         if self._device.kind == "software":
             software.load(self._device)
         options = dict(self._options)
         memory_bytes, parts = self._device.memory_bytes, options.pop("parts", 1)
+        if options.pop("ahead", False) and address.node == self._node:
+            compiling.forbid()
         device = open_device(self._device.kind, memory_bytes=memory_bytes, parts=parts)
         softgpu.set_echo(False)
         printed = PrintedLines(lambda text: write_out(sys.stdout, text))

@@ -43,27 +43,27 @@ class ExecutorOrders:
 class CompilerOrders:
     """The orders of a compiler's process.
 
-    work: the file from which it reads its `CompilerWork`, once. folder: it writes the code there. limit_s: processor
-    seconds. limit_bytes: memory. sandbox: it enters this one first; None for no sandbox.
+    work: the file from which it reads its `CompilerWork`, once. folder: it writes the code there. limit_bytes: of
+    memory. sandbox: it enters this one first; None for no sandbox.
     """
 
     work: int
     folder: str
-    limit_s: float
     limit_bytes: int
     sandbox: Sandbox | None = None
 
 
 class CompilerWork(NamedTuple):
-    """The work of a compiler's process, of one kind: what providers give has not passed through strangers' hands.
+    """The work of a compiler's process: one image of a client, or what the operator trusts.
 
     Fields:
-        names: of code, which it requests from providers and writes to its folder. libraries: the images of each, in the
-            order in which a device tries them; it compiles the first that it can.
+        names: of code, which it requests from providers and writes to its folder. images: those that it compiles.
+        limit_s: processor seconds.
     """
 
     names: Sequence[Image] = ()
-    libraries: Sequence[Sequence[CodeAhead]] = ()
+    images: Sequence[CodeAhead] = ()
+    limit_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,11 +232,21 @@ def open_all_files() -> None:
 
 def threads_of(pid: int) -> int:
     """Return the number of threads of a process, 0 if it has ended."""
+    return int(_facts(pid)[17])
+
+
+def wants_processor(pid: int) -> bool:
+    """Return True if the main thread of a process runs, or would run if a processor were free."""
+    return _facts(pid)[0] == "R"
+
+
+def _facts(pid: int) -> list[str]:
+    """Return what Linux says about a process behind its name; "0" for each fact if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return int(file.read().rpartition(")")[2].split()[17])
-    except (OSError, IndexError):
-        return 0
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return ["0"] * 50
 
 
 def lacks_files(error: BaseException | None) -> bool:

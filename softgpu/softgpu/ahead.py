@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import msgspec
+
 from softgpu import cache_keys
 from softgpu.c_interface import CompileError
 from softgpu.cache_keys import BlockShape
 from softgpu.disk_cache import CACHE_BYTES, DiskCache
 from softgpu.errors import SoftgpuError
+from softgpu.module_info import MODULES, ModuleInfo, RefusedCode
 from softgpu.user_cache import KERNELS, cache_root
 
 
@@ -27,6 +30,30 @@ class CodeAhead:
     ) -> None:
         self._content, self._kernels = content, tuple(kernels)
         self._checked, self._fenced = checked, fenced
+
+    def known(self, namespace: str) -> ModuleInfo | RefusedCode | None:
+        """Return the description of the image in the user's cache, or why it is refused; None if it is not there.
+
+        namespace: of the processes that load it (`namespace`).
+        """
+        found = _shared().get(cache_keys.module_entry(cache_keys.module_key(namespace, self._content)))
+        try:
+            return None if found is None else MODULES.decode(found)
+        except msgspec.DecodeError:  # the process that made it was led astray
+            return None
+
+    def lacks(self, namespace: str) -> bool:
+        """Return True if the user's cache lacks code of these kernels: without it a process that loads them compiles.
+
+        namespace: as above.
+        """
+        known = self.known(namespace)
+        if not isinstance(known, ModuleInfo):
+            return known is None
+        sound, shared = {kernel.name for kernel in known.kernels if not kernel.refusal}, _shared()
+        _, *kernels = self.entries(namespace)
+        entries = (entry for entry, (symbol, _) in zip(kernels, self._kernels, strict=True) if symbol in sound)
+        return any(shared.get(entry) is None for entry in entries)
 
     def entries(self, namespace: str) -> Iterator[str]:
         """Yield the names of the code in the cache. namespace: of the processes that load it (`namespace`)."""
@@ -79,15 +106,18 @@ def namespace() -> str:
     return translation.namespace(target.host())
 
 
-def compiled(entries: Iterable[str]) -> bool:
-    """Return True if the user's cache has all of these entries."""
-    folder = cache_root() / KERNELS
-    return all((folder / entry).exists() for entry in entries)
+def whole(known: ModuleInfo | RefusedCode | None) -> bool:
+    """Return True if every kernel of an image can run, or it is not known that one cannot."""
+    return known is None or (isinstance(known, ModuleInfo) and not any(kernel.refusal for kernel in known.kernels))
 
 
 def adopt(own: Path, entries: Iterable[str]) -> None:
     """Copy these entries, as far as they are undamaged, from a folder into the user's cache, and no others."""
-    made, shared = DiskCache(own, CACHE_BYTES), DiskCache(cache_root() / KERNELS, CACHE_BYTES)
+    made, shared = DiskCache(own, CACHE_BYTES), _shared()
     for entry in entries:
         if (payload := made.get(entry)) is not None:
             shared.put(entry, payload)
+
+
+def _shared() -> DiskCache:
+    return DiskCache(cache_root() / KERNELS, CACHE_BYTES)

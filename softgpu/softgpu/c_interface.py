@@ -9,13 +9,14 @@ from typing import Any, Protocol
 
 from softgpu.module_info import ModuleInfo
 
-SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, INVALID_IMAGE, NO_BINARY_FOR_GPU, INVALID_PTX = (
+SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, INVALID_IMAGE, NO_BINARY_FOR_GPU, INVALID_PTX, JIT_DISABLED = (
     0,
     1,
     2,
     200,
     209,
     218,
+    223,
 )  # CUresult
 INVALID_HANDLE, UNKNOWN = 400, 999
 

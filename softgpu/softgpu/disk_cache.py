@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import stat
 import tempfile
 import time
 from pathlib import Path
@@ -51,9 +52,10 @@ class DiskCache:
     def _read(self, path: Path) -> bytes | None:
         key = path.name
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a named pipe would wait for ever
             with os.fdopen(descriptor, "rb") as file:
-                if not is_own(os.fstat(descriptor)):
+                status = os.fstat(descriptor)
+                if not (stat.S_ISREG(status.st_mode) and is_own(status)):
                     _log.warning("others could have written the kernel cache entry %s: it will be made again", key)
                     return None
                 content = file.read()

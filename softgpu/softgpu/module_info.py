@@ -5,6 +5,13 @@ from __future__ import annotations
 import msgspec
 
 
+class RefusedCode(msgspec.Struct, frozen=True, tag="refusal"):
+    """The reason why an image or a kernel cannot be compiled. result: a CUresult."""
+
+    result: int
+    message: str
+
+
 class KernelInfo(msgspec.Struct, frozen=True):
     """The same as sg_kernel_info in abi.h.
 
@@ -45,3 +52,8 @@ class ModuleInfo(msgspec.Struct, frozen=True, tag="module"):
     data: tuple[tuple[int, bytes], ...]
     pointers: tuple[tuple[int, int], ...]
     sources: tuple[tuple[int, str, int], ...] = ()
+
+
+# made here: threads that first decode one type at the same time may end the process (msgspec 0.22)
+MODULES: msgspec.msgpack.Decoder[ModuleInfo | RefusedCode] = msgspec.msgpack.Decoder(ModuleInfo | RefusedCode)
+"""Reads the description of an image in the cache."""

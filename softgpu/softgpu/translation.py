@@ -12,15 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import msgspec
 
-from softgpu import cache_keys, image, machine_code
-from softgpu.c_interface import INVALID_PTX, CompileError
+from softgpu import cache_keys, compiling, image, machine_code
+from softgpu.c_interface import INVALID_PTX, JIT_DISABLED, CompileError
 from softgpu.cache_keys import BlockShape
 from softgpu.disk_cache import DiskCache
-from softgpu.module_info import ModuleInfo
+from softgpu.module_info import MODULES, ModuleInfo, RefusedCode
 from softgpu.target import Target
 
 if TYPE_CHECKING:
@@ -37,25 +37,21 @@ class CompiledKernel(msgspec.Struct, frozen=True, tag="kernel"):
     needs_globals: bool
 
 
-class RefusedCode(msgspec.Struct, frozen=True, tag="refusal"):
-    """The reason why an image or a kernel cannot be compiled. result: a CUresult."""
-
-    result: int
-    message: str
-
-
-# made here: threads that first decode one type at the same time may end the process (msgspec 0.22)
-_MODULES: msgspec.msgpack.Decoder[ModuleInfo | RefusedCode] = msgspec.msgpack.Decoder(ModuleInfo | RefusedCode)
+# made here, as MODULES
 _KERNELS: msgspec.msgpack.Decoder[CompiledKernel | RefusedCode] = msgspec.msgpack.Decoder(CompiledKernel | RefusedCode)
 
 
 @dataclass(slots=True)
 class ExaminedImage:
-    """An image that was checked. kernels: those of its text, once one of them was compiled here."""
+    """An image that was checked.
+
+    compiles: what the cache lacks of it may be compiled here. kernels: those of its text, once one of them was.
+    """
 
     key: str
     text: str
     info: ModuleInfo
+    compiles: bool
     kernels: dict[str, Kernel] = field(default_factory=dict)
     parsing: threading.Lock = field(default_factory=threading.Lock)
 
@@ -70,7 +66,7 @@ class Translator:
 
     def examine(self, content: bytes) -> ExaminedImage:
         """Return PTX, or a fatbin with PTX, checked as a whole. Nothing is compiled yet."""
-        key = cache_keys.module_key(self._namespace, content)
+        key, compiles = cache_keys.module_key(self._namespace, content), compiling.is_allowed()
         text = ptx_text(content)
         kernels: dict[str, Kernel] = {}
 
@@ -79,7 +75,8 @@ class Translator:
             kernels.update(found)
             return info
 
-        return ExaminedImage(key, text, self._kept(cache_keys.module_entry(key), _MODULES, make), kernels)
+        info = self._kept(cache_keys.module_entry(key), MODULES, make if compiles else _not_compiled)
+        return ExaminedImage(key, text, info, compiles, kernels)
 
     def compiled(
         self, examined: ExaminedImage, name: str, block: BlockShape, *, checked: bool, fenced: bool
@@ -102,7 +99,7 @@ class Translator:
             return translating(lambda: self._generated(kernel, block, checked=checked, fenced=fenced))
 
         entry = cache_keys.kernel_entry(examined.key, name, block, checked=checked, fenced=fenced)
-        return self._kept(entry, _KERNELS, make)
+        return self._kept(entry, _KERNELS, make if examined.compiles else _not_compiled)
 
     def _kept(self, entry: str, decoder: msgspec.msgpack.Decoder[T | RefusedCode], make: Callable[[], T]) -> T:
         """Return what the cache has under a name; make and keep it, or the refusal, if the cache has nothing."""
@@ -112,8 +109,8 @@ class Translator:
             try:
                 found = make()
             except CompileError as error:
-                if isinstance(error.__cause__, MemoryError | OSError):
-                    raise  # there may be room the next time
+                if error.result == JIT_DISABLED or isinstance(error.__cause__, MemoryError | OSError):
+                    raise  # there may be code, or room, the next time
                 found = RefusedCode(error.result, error.message)
             self._cache.put(entry, msgspec.msgpack.encode(found))
         else:
@@ -161,6 +158,10 @@ def translating(action: Callable[[], T]) -> T:
     except Exception as error:  # PTX that no check expected must not look like a broken device
         reason = ", ".join([f"{type(error).__name__}: {str(error)[:200]}", *getattr(error, "__notes__", ())])
         raise CompileError(INVALID_PTX, f"a mistake of the software GPU's compiler: {reason}") from error
+
+
+def _not_compiled() -> NoReturn:
+    raise CompileError(JIT_DISABLED, "the cache of compiled code lacks it, and this process compiles nothing")
 
 
 def _examined(text: str) -> tuple[ModuleInfo, dict[str, Kernel]]:

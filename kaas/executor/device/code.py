@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from cuda.bindings import driver
 
 from kaas.code import providers
+from kaas.code.choice import chosen
 from kaas.errors import CannotFence, CorruptImage, KaasError, Unprovided, UnsupportedCode
 from kaas.executor.device.driver_errors import call, check
+from kaas.ktask.images import PROVIDED
 from kaas.ktask.library import Image, Library
+from softgpu import compiling
 
 _NO_PTX = (
     "; the library has machine code alone. PTX beside it runs on newer GPUs and on the software GPU: "
@@ -37,33 +41,42 @@ def load(
     Raises:
         CorruptImage, UnsupportedCode: no image can run; the error is about all of them.
         CannotFence: `load_image` raises it for all images.
+        NotCompiled: this process compiles nothing, and the cache lacks an image's code.
         Unprovided: no image can run, and all of them are named code that could not be provided.
     """
     refusals: list[KaasError] = []
-    partial: LoadedLibrary | None = None
+    loaded = _loaded(library, load_image, code_of, refusals)
+    found = chosen(loaded, LoadedLibrary.whole, LoadedLibrary.close)
+    if found is None:
+        raise _refusal(refusals, library)
+    return found
+
+
+def _loaded(
+    library: Library,
+    load_image: Callable[[Image], LoadedLibrary],
+    code_of: Callable[[Image], Sequence[Image]],
+    refusals: list[KaasError],
+) -> Iterator[LoadedLibrary]:
+    """Yield the library's images that load, and note why others do not.
+
+    A process that compiles nothing compiles what a provider gives all the same: no compiler may have had it ahead.
+    """
     for image in library.images:
         try:
-            found = code_of(image)
+            given = code_of(image)
         except (Unprovided, CorruptImage, UnsupportedCode) as error:
             refusals.append(error)
             continue
-        for code in found:
+        for code in given:
             try:
-                loaded = load_image(code)
+                with compiling.allowed() if image.kind == PROVIDED else nullcontext():
+                    loaded = load_image(code)
             except (CorruptImage, UnsupportedCode, CannotFence) as error:
                 refusals.append(error)
-                continue
-            if len(library.images) == 1 or loaded.whole():
-                if partial is not None:
-                    partial.close()
-                return loaded
-            if partial is None:
-                partial = loaded
             else:
-                loaded.close()
-    if partial is not None:
-        return partial
-    raise _refusal(refusals, library)
+                loaded.only = len(library.images) == len(given) == 1
+                yield loaded
 
 
 def load_image(image: Image, device: Any, name: str) -> LoadedLibrary:
@@ -114,9 +127,11 @@ class LoadedLibrary:
     """A loaded code image.
 
     Fields:
-        image: that of the library, or of the code that is provided for it.
+        image: that of the library, or of the code that is provided for it. only: the library has no other.
         variables: their place; None: where the driver has put each.
     """
+
+    only = False
 
     def __init__(self, handle: Any, device: Any, image: Image) -> None:
         self.image = image
@@ -137,9 +152,9 @@ class LoadedLibrary:
         return LoadedKernel(handle, self._device)
 
     def whole(self) -> bool:
-        """Return True if the device can run every kernel of the image."""
+        """Return True if the device can run every kernel of the image, or the library has no other."""
         try:
-            return all(self.kernel(symbol) is not None for symbol in self.symbols())
+            return self.only or all(self.kernel(symbol) is not None for symbol in self.symbols())
         except UnsupportedCode:
             return False
 

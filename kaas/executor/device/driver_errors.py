@@ -15,6 +15,7 @@ from kaas.errors import (
     DeviceLost,
     DeviceUnavailable,
     KaasError,
+    NotCompiled,
     OutOfDeviceMemory,
     UnsupportedCode,
 )
@@ -29,6 +30,7 @@ _UNSUPPORTED = {
     218,  # INVALID_PTX
     222,  # UNSUPPORTED_PTX_VERSION
 }
+_NOT_COMPILED = {223}  # JIT_COMPILATION_DISABLED
 _OUT_OF_MEMORY = {2}
 _UNAVAILABLE = {
     3,  # NOT_INITIALIZED
@@ -71,7 +73,8 @@ def check(name: str, status: Any, *, device: str = "") -> None:
     """Raise the error of a status that is not success. `name` is the driver's function.
 
     Raises:
-        OutOfDeviceMemory, UnsupportedCode, CorruptImage, DeviceUnavailable, DeviceLost; DeviceError: all others.
+        OutOfDeviceMemory, UnsupportedCode, CorruptImage, NotCompiled, DeviceUnavailable, DeviceLost; DeviceError: all
+            others.
     """
     if status:
         raise error_of(name, int(status), device)
@@ -110,6 +113,8 @@ def translate(call: str, code: int, name: str, details: str, device: str) -> Kaa
     message = f"{call}: {name}" + (f": {shown}" if shown else "")
     if code in _CORRUPT:
         return CorruptImage(message)
+    if code in _NOT_COMPILED:
+        return NotCompiled(message)
     if code in _UNSUPPORTED:
         refused = details.partition(_REFUSALS)[2]
         return UnsupportedCode(message, instructions=tuple(refused.split("; ")) if refused else ())

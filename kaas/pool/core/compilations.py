@@ -72,12 +72,13 @@ class Compilations:
         return begun, both
 
     async def compiled(self, call: WorkerCall) -> None:
-        """Wait until a kTask's code is compiled.
+        """Wait until a kTask's code is compiled, also if it was before: the cache may have been cleaned meanwhile.
 
         Raises:
             CompileLimitExceeded, CompilerDied
         """
-        if call.task not in self.done and (wait := self.wanted(call, None)[1]) is not None:
+        self.done.pop(call.task, None)
+        if (wait := self.wanted(call, None)[1]) is not None:
             await wait
 
     async def _compiled(self, call: WorkerCall) -> KaasError | None:

@@ -219,7 +219,7 @@ class Pool:
         if call.deadline_s is not None:
             request.timer = self._loop.call_later(call.deadline_s, self._expire, request)
         if request.inputs is not None and request.state is RequestState.WAITING:
-            request.inputs.add_done_callback(partial(self._inputs_ready, request))
+            request.inputs.add_done_callback(partial(self.inputs_ready, request))
         if self._use is not None:
             self._use.wake()
         if request.flow not in self._profiles.told:
@@ -233,7 +233,8 @@ class Pool:
         """Return True if a request is in the queue or on a worker, with or without a caller that waits for it."""
         return request.state is not RequestState.ENDED
 
-    def _inputs_ready(self, request: Request, inputs: asyncio.Future[Any]) -> None:
+    def inputs_ready(self, request: Request, inputs: asyncio.Future[Any]) -> None:
+        """Let a WAITING request go, or fail."""
         if inputs.cancelled() or isinstance(inputs.exception(), asyncio.CancelledError):
             return  # the request has ended, and has its answer
         if not isinstance(error := inputs.exception(), KaasError | None):

@@ -26,7 +26,7 @@ class RequestState(Enum):
     """The place of a request of the pool between its arrival and its end."""
 
     WAITING = "waiting"
-    """In the queue; its inputs do not exist yet."""
+    """In the queue; its inputs do not exist yet, or its code is not compiled."""
     QUEUED = "queued"
     """In the queue; the policy may dispatch it."""
     RUNNING = "running"
@@ -51,7 +51,9 @@ WITH_CALLER = IN_QUEUE | {RequestState.RUNNING}
 TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
     RequestState.WAITING: frozenset({RequestState.QUEUED, RequestState.ENDED}),
     RequestState.QUEUED: frozenset({RequestState.RUNNING, RequestState.ENDED}),
-    RequestState.RUNNING: frozenset({RequestState.RETRYING, RequestState.ABANDONED, RequestState.ENDED}),
+    RequestState.RUNNING: frozenset(
+        {RequestState.WAITING, RequestState.RETRYING, RequestState.ABANDONED, RequestState.ENDED}
+    ),
     RequestState.RETRYING: frozenset({RequestState.RUNNING, RequestState.ENDED}),
     RequestState.ABANDONED: frozenset({RequestState.ENDED}),
     RequestState.ENDED: frozenset(),
@@ -65,7 +67,8 @@ class Request(msgspec.Struct, eq=False):
     Fields:
         flow: the function's name for policies. With other constants it is another function, cached on other devices.
         state: is changed by `Requests.move` only.
-        attempt: 1, and one more for each RETRYING. retries_used: how many of the retries of `call` are used.
+        attempt: 1, and one more for each later one. alone: no other request may run on the same worker: a worker ended
+            while it ran this request. retries_used: how many of the retries of `call` are used.
         worker, device, slot: number of the worker that runs or ran the request, its device's index, its slot; worker
             and device are None before the first dispatch and in RETRYING.
         dispatched_s: time of the last dispatch. earlier_runs_s: duration of the runs that ended with their workers.
@@ -81,6 +84,7 @@ class Request(msgspec.Struct, eq=False):
     state: RequestState
     flow: str = ""
     attempt: int = 1
+    alone: bool = False
     worker: int | None = None
     device: int | None = None
     slot: int = 0
@@ -93,11 +97,6 @@ class Request(msgspec.Struct, eq=False):
     record: RunRecord | None = None
     earlier_runs_s: float = 0.0
     trace: TraceContext | None = None
-
-    @property
-    def alone(self) -> bool:
-        """True if no other request may run on the same worker: a worker ended while it ran this request."""
-        return self.attempt > 1
 
     def arrival(self, now_s: float) -> RequestArrived:
         """Return the event that tells a policy of the request."""
@@ -112,7 +111,7 @@ class Request(msgspec.Struct, eq=False):
             deadline_s=None if call.deadline_s is None else self.arrived_s + call.deadline_s,
             attempt=self.attempt,
             kind=call.kind,
-            alone=self.attempt > 1,
+            alone=self.alone,
         )
 
     def deadline_exceeded(self, now_s: float, run_limit_s: float) -> DeadlineExceeded:
@@ -235,7 +234,7 @@ class Requests:
         if before in IN_QUEUE and state not in IN_QUEUE:
             self._backlog.leave(request.call.client)
         if state in WITH_CALLER:
-            if state is RequestState.RETRYING:
+            if before is RequestState.RUNNING and state in IN_QUEUE:
                 self._backlog.enter(request.call.client, again=True)
                 request.worker = request.device = None
             return

@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
-from kaas.errors import DeadlineExceeded, DeviceLost, ExecutorDied, KaasError
+from kaas.errors import DeadlineExceeded, DeviceLost, ExecutorDied, KaasError, NotCompiled
+from kaas.ktask.request import RETRIES
 from kaas.pool.background import Background
+from kaas.pool.core.compilations import Compilations
 from kaas.pool.core.quarantine import Quarantine
 from kaas.pool.core.requests import Request, Requests, RequestState, at_least, unmeasured
 from kaas.pool.core.retry_alone import Case, Verdict, charged_s, judge
@@ -49,6 +51,11 @@ class RunHost(Protocol):
     def ran(self, request: Request, done: RequestDone) -> None: ...
 
     def charge(self, request: Request, device_s: float, *, abandoned: bool) -> None: ...
+
+    @property
+    def compilations(self) -> Compilations | None: ...
+
+    def inputs_ready(self, request: Request, inputs: asyncio.Future[Any]) -> None: ...
 
     def fail(self, error: BaseException) -> None: ...
 
@@ -138,7 +145,12 @@ class Runs:
         if worker.walled:  # kernels may have taken the process over, which then says what it likes
             record = at_least(record, self._ran_s(request))
         request.record = record
-        self._host.end(request, reply.error or reply)
+        lacks = isinstance(reply.error, NotCompiled) and request.state is RequestState.RUNNING
+        ahead = self._host.compilations if lacks and request.attempt <= RETRIES else None
+        if ahead is not None:  # the cache of compiled code was cleaned meanwhile
+            self._requests.move(request, RequestState.WAITING)
+        else:
+            self._host.end(request, reply.error or reply)
         outcome = Outcome.FAILED if reply.error else Outcome.SUCCEEDED
         charged_s = record.charged_s
         device_s = worker.start_s + charged_s
@@ -152,6 +164,11 @@ class Runs:
         done = RequestDone(self._loop.time(), *where, outcome, device_s, run_s, load_s, record.miss_bytes)
         self._host.handle(done)
         self._host.ran(request, done)
+        if ahead is not None:
+            request.attempt += 1
+            request.inputs = self._background.begin(ahead.compiled(request.call))
+            request.inputs.add_done_callback(partial(self._host.inputs_ready, request))
+            self._host.handle(request.arrival(self._loop.time()))
         if was_last:
             self._manager.end(worker)
 
@@ -267,6 +284,7 @@ class Runs:
             request.retries_used += verdict is Verdict.CHARGED
             request.earlier_runs_s += self._ran_s(request)
             request.attempt += 1
+            request.alone = True
             self._requests.move(request, RequestState.RETRYING)
             self._host.handle(request.arrival(self._loop.time()))
 

@@ -81,6 +81,11 @@ class Compilation:
     error: KaasError | None = None
     lost: str = ""
 
+    @property
+    def made(self) -> bool:
+        """True if nothing has ended the compiler too early."""
+        return self.error is None and not self.lost
+
 
 @dataclass(frozen=True, slots=True)
 class Survivor:

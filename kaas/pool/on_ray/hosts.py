@@ -72,7 +72,7 @@ class RayHosts:
             info: WorkerInfo = await actor.start.remote(address)
         except RayTaskError as error:
             raise error.cause from None  # the cause, without Ray's traceback
-        if self._compilers is not None:
+        if self._compilers is not None and info.node == address.node:
             self._compilers.named(info.code)
         return info
 

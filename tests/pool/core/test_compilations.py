@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from kaas.errors import CompileLimitExceeded, CompilerDied, KaasError, QueueFull
+from kaas.errors import CompileLimitExceeded, CompilerDied, KaasError, NotCompiled, QueueFull
 from kaas.ktask.request import RETRIES
 from kaas.pool.core import compilations
 from kaas.pool.core.core import Pool
-from kaas.pool.executors.transport import Compilation, WorkerCall
-from tests.pool.fake_workers import FakeWorkers, begin, call, failure_of, play, settle
+from kaas.pool.executors.transport import Compilation, WorkerCall, WorkerReply
+from tests.pool.fake_workers import TWO_SLOTS, FakeWorkers, begin, call, failure_of, play, settle
 
 LIMIT = CompileLimitExceeded("too long", limit_s=1.0)
 
@@ -178,7 +178,7 @@ def test_a_request_that_leaves_at_the_moment_of_its_error_breaks_nothing() -> No
 
 
 @pytest.mark.parametrize("error", [KaasError("no process"), OSError(28, "no space left on device")])
-def test_executors_compile_where_no_process_can_be_started(error: Exception) -> None:
+def test_requests_go_on_where_no_process_can_be_started(error: Exception) -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         task = await begin(pool.submit(of("f")))
         workers.compilations[0][1].set_exception(error)
@@ -211,6 +211,64 @@ def test_remote_clients_pay_for_their_code_and_programs_of_the_pools_user_do_not
 
     isolated(scenario)
     assert paid == [("alice", "a", 0.5), ("bob", "c", 0.5)]
+
+
+LACKS = WorkerReply(error=NotCompiled("the cache was cleaned"))
+
+
+def test_code_that_an_executor_lacks_is_compiled_again_and_the_request_runs() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        task = await begin(pool.submit(of("f")))
+        workers.compilations[-1][1].set_result(Compilation(1.0))
+        await settle()
+        for _ in range(RETRIES):
+            workers.reply(LACKS)
+            await settle()
+            assert (pool.status().waiting, len(workers.compilations)) == (1, len(workers.runs) + 1)  # it has no slot
+            workers.compilations[-1][1].set_result(Compilation(0.0))
+            await settle()
+        other = await begin(pool.submit(of("f", "bob")))  # beside it, if there is room: none has ended a worker
+        for _, _, reply in workers.runs[-2:]:
+            reply.set_result(WorkerReply("value"))
+        assert (await task, await other) == ("value", "value")
+
+    play(scenario, isolation="fence", workers=FakeWorkers(TWO_SLOTS))
+
+
+def test_a_request_whose_code_is_always_lacking_fails() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        task = await begin(pool.submit(of("f")))
+        for _ in range(RETRIES + 1):
+            workers.compilations[-1][1].set_result(Compilation(0.0))
+            await settle()
+            workers.reply(LACKS)
+            await settle()
+        assert isinstance(await failure_of(task), NotCompiled)
+        assert (len(workers.runs), pool.status().waiting) == (RETRIES + 1, 0)
+
+    isolated(scenario)
+
+
+def test_code_that_cannot_be_compiled_again_is_an_error_of_its_request() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        task = await begin(pool.submit(of("f")))
+        left = await begin(pool.submit(of("g")))
+        for _, made in list(workers.compilations):
+            made.set_result(Compilation(0.0))
+        await settle()
+        workers.reply(LACKS)
+        await settle()
+        workers.compilations[-1][1].set_result(Compilation(1.0, LIMIT))
+        assert isinstance(await failure_of(task), CompileLimitExceeded)
+        workers.reply(LACKS)
+        await settle()
+        left.cancel()
+        assert isinstance(await failure_of(left), asyncio.CancelledError)
+        workers.compilations[-1][1].set_result(Compilation(0.0))
+        await settle()
+        assert (pool.status().waiting, len(workers.runs)) == (0, 2)
+
+    isolated(scenario)
 
 
 def test_without_isolation_and_for_etasks_workers_compile() -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import dedent, indent
 from typing import Any
 
 import pytest
@@ -14,9 +17,10 @@ import pytest
 import kaas
 from kaas.config import Config, Device
 from kaas.errors import CompileLimitExceeded, KaasError
+from kaas.ktask.images import Image
 from kaas.pool.executors.transport import Compilation
 from kaas.pool.on_processes import compilers
-from kaas.pool.on_processes.compilers import Compilers
+from kaas.pool.on_processes.compilers import Compilers, TimeLeft
 from kaas.worker.process_orders import CompilerWork
 from softgpu.ahead import namespace
 from tests.loops import run
@@ -39,13 +43,19 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def task(code: str | kaas.Library) -> bytes:
-    out, library = kaas.Buffer("out", 1, "uint32"), kaas.Library.from_ptx(code) if isinstance(code, str) else code
-    return kaas.KTask([kaas.Kernel(library, "k", 1, 32, [kaas.Out(out)])], [out]).to_msgpack()
+def task(*code: str | kaas.Library) -> bytes:
+    out, kernels = kaas.Buffer("out", 1, "uint32"), []
+    for each in code:
+        library = kaas.Library.from_ptx(each) if isinstance(each, str) else each
+        kernels.append(kaas.Kernel(library, "k", 1, 32, [kaas.Out(out)]))
+    return kaas.KTask(kernels, [out]).to_msgpack()
 
 
-def made(limit_s: float = 600.0, *, named: bool = True, run_limit_s: float = 600.0) -> Compilers:
-    config = Config(devices=(Device("software"),), isolation="fence", compile_limit_s=limit_s, run_limit_s=run_limit_s)
+def made(
+    limit_s: float = 600.0, *, named: bool = True, run_limit_s: float = 600.0, isolation: str = "fence"
+) -> Compilers:
+    limits: Any = {"compile_limit_s": limit_s, "run_limit_s": run_limit_s}
+    config = Config(devices=(Device("software"),), isolation=isolation, **limits)
     started = Compilers(config, None)
     started.named(namespace() if named else "")
     return started
@@ -94,9 +104,9 @@ def test_code_that_a_provider_names_is_compiled_once(
     begun: list[CompilerWork] = []
     did = compilers.CompilerProcess.did
 
-    async def watched(self: compilers.CompilerProcess, work: CompilerWork) -> Compilation:
+    async def watched(self: compilers.CompilerProcess, left: TimeLeft, work: CompilerWork) -> Compilation:
         begun.append(work)
-        return await did(self, work)
+        return await did(self, left, work)
 
     monkeypatch.setattr(compilers.CompilerProcess, "did", watched)
 
@@ -113,7 +123,7 @@ def test_code_that_a_provider_names_is_compiled_once(
     assert min(first.processor_s, other.processor_s) > 0 == second.processor_s
     assert len(list((own_cache / "softgpu" / "kernels").iterdir())) == 4
     assert [bool(work.names) for work in begun] == [True, False, True, False]
-    assert not any(work.names and work.libraries for work in begun)  # no process has both
+    assert not any(work.names and work.images for work in begun)  # no process has both
 
 
 @pytest.mark.parametrize("name", ["unfinished", "hangs"])
@@ -175,13 +185,186 @@ def test_a_compiler_without_memory_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
     assert "640 MiB" in found.error.message
 
 
+def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    """Let compilers do something else than compile: Python code stands in for a text that has led one astray."""
+    code = folder / "stand in"
+    code.mkdir()
+    (code / "sitecustomize.py").write_text(STAND_IN.format(body=indent(dedent(body), " " * 12)))
+    monkeypatch.syspath_prepend(code)
+
+
+STAND_IN = """
+import sys
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "softgpu.examination":
+            sys.meta_path.remove(self)
+            import softgpu.ahead as ahead
+            real = ahead.CodeAhead.compile
+{body}
+            ahead.CodeAhead.compile = compile
+
+if "kaas.worker.compiler_process" in sys.orig_argv:
+    sys.meta_path.insert(0, Watch())
+"""
+
+
+def test_a_text_that_leads_a_compiler_astray_changes_the_code_of_no_other_text(
+    own_cache: Path, named: Callable[[str], kaas.Library], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of another library, nor of another image of its own, nor of a provider."""
+    astray = """
+        seen = []
+        def compile(self, own):
+            if b"mallory" not in self._content:
+                seen.append(self)
+                return real(self, own)
+            for other in seen:  # written anew, if it is there, and in any case later
+                plant(other, own)
+            ahead.CodeAhead.compile = plant
+            real(self, own)
+        def plant(self, own):
+            from softgpu import disk_cache
+            for entry in self.entries(ahead.namespace()):
+                disk_cache.DiskCache(own, 1 << 20).put(entry, b"planted")
+    """
+    other, mine = EMPTY + "// other\n", EMPTY + "// mine\n"
+    hers = EMPTY.replace("ret;", "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned; ret;") + "// mallory\n"
+    several = kaas.Library.from_ptx(hers) | kaas.Library.from_ptx(mine) | named("round")
+    last = kaas.Library.from_ptx(EMPTY + "// mallory\n")
+    stand_in(tmp_path, monkeypatch, astray)
+
+    async def main() -> Compilation:
+        ready = made()
+        try:
+            return await ready.compile(task(other, several, named("square"), last), "mallory")
+        finally:
+            ready.close()
+
+    assert run(main()).made
+    entries = list((own_cache / "softgpu" / "kernels").iterdir())
+    assert len(entries) == 1 + 4 * 2  # of the first image its refusal only, and of the provider's "round" nothing
+    assert not [path for path in entries if path.read_bytes().endswith(b"planted")]
+
+
+GOOD_AND_REFUSED = (
+    HEAD
+    + """
+.visible .entry k(.param .u64 out) { ret; }
+.visible .entry odd(.param .u64 out) { tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned; ret; }
+"""
+)
+
+
+def of_images(*texts: str) -> kaas.Library:
+    return kaas.Library(tuple(Image("ptx", text.encode()) for text in texts))
+
+
+RUNS = """
+import sys
+import kaas
+from softgpu import compiling
+compiling.forbid()
+kaas.run_local(kaas.KTask.from_msgpack(bytes.fromhex(sys.stdin.read())), {})
+"""
+
+
+def ran_without_compiler(wanted: bytes) -> str:
+    """Run a kTask where nothing is compiled; return the last line of the error, or ""."""
+    paths = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    program, environment = [sys.executable, "-P", "-c", RUNS], {**os.environ, **paths}
+    ran = subprocess.run(program, input=wanted.hex(), capture_output=True, text=True, check=False, env=environment)
+    return ran.stderr.splitlines()[-1] if ran.returncode else ""
+
+
+def test_an_executor_compiles_only_what_no_compiler_gets_from_a_provider(named: Callable[[str], kaas.Library]) -> None:
+    assert ran_without_compiler(task(named("unfinished"))) == ""
+    assert ran_without_compiler(task(EMPTY)).startswith("kaas.errors.NotCompiled")
+
+
+@pytest.mark.parametrize(
+    "library",
+    [
+        of_images(GOOD_AND_REFUSED),
+        of_images(GOOD_AND_REFUSED, EMPTY),
+        of_images(HEAD + "no code", GOOD_AND_REFUSED, GOOD_AND_REFUSED + "// another\n"),
+    ],
+    ids=["only one", "the second is whole", "none is whole"],
+)
+def test_the_image_is_compiled_that_executors_take(library: kaas.Library) -> None:
+    async def main() -> tuple[Compilation, Compilation]:
+        ready = made(isolation="process")
+        try:
+            return await ready.compile(task(library), "alice"), await ready.compile(task(library), "bob")
+        finally:
+            ready.close()
+
+    first, second = run(main())
+    assert (first.made, second) == (True, Compilation(0.0))
+    assert ran_without_compiler(task(library)) == ""
+
+
+def test_a_bomb_in_a_later_image_is_compiled_ahead() -> None:
+    async def main() -> Compilation:
+        ready = made(limit_s=2.0)
+        try:
+            return await ready.compile(task(of_images(GOOD_AND_REFUSED, BRANCHES)), "alice")
+        finally:
+            ready.close()
+
+    assert isinstance(run(main()).error, CompileLimitExceeded)
+
+
+def test_the_limit_is_for_all_code_of_a_ktask(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    async def did(self: compilers.CompilerProcess, left: TimeLeft, work: CompilerWork) -> Compilation:  # noqa: ARG001
+        given.append(left.processor_s)
+        left.processor_s -= 1.5
+        return Compilation(1.5)
+
+    monkeypatch.setattr(compilers.CompilerProcess, "did", did)
+
+    async def main() -> Compilation:
+        ready = made(limit_s=4.0)
+        try:
+            return await ready.compile(task(EMPTY, EMPTY + "// 2", EMPTY + "// 3"), "alice")
+        finally:
+            ready.close()
+
+    assert run(main()) == Compilation(4.5)
+    assert given == [4.0, 2.5, 1.0]
+
+
+def test_a_compiler_that_sleeps_is_ended_and_its_client_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(tmp_path, monkeypatch, """
+        def compile(self, own):
+            import time
+            time.sleep(1e6)
+    """)  # fmt: skip
+
+    async def main() -> Compilation:
+        ready = made(limit_s=0.25)
+        try:
+            return await ready.compile(task(EMPTY), "mallory")
+        finally:
+            ready.close()
+
+    found = run(main())
+    assert isinstance(found.error, CompileLimitExceeded)
+    assert "0.25 seconds in which its compiler wants no processor" in found.error.message
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_compiler_that_another_process_ends_exceeds_no_limit(number: signal.Signals) -> None:
     async def main() -> tuple[Compilation, Compilation]:
         ready = made()
         try:
             compiler = ready._next()
-            await compiler.namespace
+            await compiler.started
             killed = asyncio.create_task(ready.compile(task(BRANCHES), "alice"))
             while compiler._work >= 0:  # it has no work yet
                 await asyncio.sleep(0)
@@ -196,16 +379,17 @@ def test_a_compiler_that_another_process_ends_exceeds_no_limit(number: signal.Si
 
 
 @pytest.mark.parametrize(
-    ("status", "took_s", "limit"),
+    ("status", "took_s", "idle_s", "limit"),
     [
-        (-signal.SIGXCPU, 1.9, "2 processor seconds"),
-        (-signal.SIGKILL, 3.0, "2 processor seconds"),  # it has not ended at SIGXCPU
-        (1, 0.5, f"{compilers.LIMIT_BYTES >> 20} MiB"),  # MemoryError
-        (-signal.SIGABRT, 0.5, f"{compilers.LIMIT_BYTES >> 20} MiB"),
+        (-signal.SIGXCPU, 1.9, 2.0, "2 processor seconds"),
+        (-signal.SIGKILL, 3.0, 2.0, "2 processor seconds"),  # it has not ended at SIGXCPU
+        (-signal.SIGKILL, 0.5, 0.0, "2 seconds in which its compiler wants no processor"),
+        (1, 0.5, 2.0, f"{compilers.LIMIT_BYTES >> 20} MiB"),  # MemoryError
+        (-signal.SIGABRT, 0.5, 2.0, f"{compilers.LIMIT_BYTES >> 20} MiB"),
     ],
 )
-def test_limits_are_named(status: int, took_s: float, limit: str) -> None:
-    found = compilers.ended(status, took_s, 2.0)
+def test_limits_are_named(status: int, took_s: float, idle_s: float, limit: str) -> None:
+    found = compilers.ended(status, took_s, TimeLeft(2.0 - took_s, idle_s), 2.0)
     assert isinstance(found.error, CompileLimitExceeded)
     assert (limit in found.error.message, found.lost) == (True, "")
 
@@ -233,8 +417,8 @@ def test_a_client_has_one_compiler_at_a_time_and_clients_take_turns(monkeypatch:
         def __init__(self, *_: Any) -> None:
             pass
 
-        async def did(self, work: CompilerWork) -> Compilation:
-            name = work.libraries[0][0]._content.decode().rpartition("// ")[2]
+        async def did(self, left: TimeLeft, work: CompilerWork) -> Compilation:  # noqa: ARG002
+            name = work.images[0]._content.decode().rpartition("// ")[2]
             begun.append(name)
             await go_on.setdefault(name, asyncio.Event()).wait()
             return Compilation(1.0)
@@ -253,14 +437,14 @@ def test_a_client_has_one_compiler_at_a_time_and_clients_take_turns(monkeypatch:
         ready, work = made(), []
         for number, name in enumerate(("a1", "a2", "b1", "c1"), 1):
             work.append(asyncio.create_task(ready.compile(task(f"{EMPTY}// {name}"), name[0])))
-            await until(number, lambda: sum(waiting for _, waiting in ready._turns.values()))
+            await until(number, lambda: len(ready.turns.waiting) + len(begun))
         assert begun == ["a1", "b1"]
         go_on["a1"].set()
         await until(3, lambda: len(begun))
         for name in ("a2", "b1", "c1"):
             go_on.setdefault(name, asyncio.Event()).set()
         await asyncio.gather(*work)
-        assert ready._turns == {}
+        assert ready.turns.waiting == {}
 
     run(main())
     assert begun == ["a1", "b1", "c1", "a2"]

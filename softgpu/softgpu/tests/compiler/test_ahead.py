@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from softgpu import disk_cache, target, translation
-from softgpu.ahead import CodeAhead, adopt, compiled, namespace
+from softgpu.ahead import CodeAhead, adopt, namespace
 from softgpu.errors import SoftgpuError
 
 HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
@@ -44,11 +45,11 @@ def test_a_process_loads_what_another_has_compiled_ahead(
 ) -> None:
     code = CodeAhead(PTX, [("k", BLOCK)])
     entries = list(code.entries(namespace()))
-    assert not compiled(entries)
+    assert code.lacks(namespace())
     code.compile(tmp_path / "made")
     assert not own_cache.exists()
     adopt(tmp_path / "made", entries)
-    assert compiled(entries)
+    assert not code.lacks(namespace())
     monkeypatch.undo()  # it finds the driver library, which is not built again
     command = [sys.executable, "-c", FINDS, PTX.hex(), str(own_cache)]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"
@@ -67,6 +68,53 @@ def test_only_the_code_that_was_asked_for_is_taken_and_only_undamaged(tmp_path: 
     (made / kernel).write_bytes(damaged)
     adopt(made, [module, kernel])
     assert {path.name for path in own_cache.iterdir()} == {module}
+
+
+def test_code_that_is_damaged_or_no_file_is_lacking(tmp_path: Path, own_cache: Path) -> None:
+    """A process that compiles nothing would find it, and could not load it."""
+    code = CodeAhead(PTX, [("k", BLOCK)])
+    code.compile(tmp_path)
+    adopt(tmp_path, code.entries(namespace()))
+    *_, kernel = code.entries(namespace())
+    sound = (own_cache / kernel).read_bytes()
+    (own_cache / kernel).write_bytes(sound[:-1])
+    assert code.lacks(namespace())
+    (own_cache / kernel).unlink()
+    os.mkfifo(own_cache / kernel)
+    assert code.lacks(namespace())
+    (own_cache / kernel).unlink()
+    (own_cache / kernel).write_bytes(sound)
+    assert not code.lacks(namespace())
+
+
+def test_a_description_that_is_none_is_lacking(tmp_path: Path) -> None:
+    code = CodeAhead(PTX, [("k", BLOCK)])
+    module, _ = code.entries(namespace())
+    disk_cache.DiskCache(tmp_path, disk_cache.CACHE_BYTES).put(module, b"forged")
+    adopt(tmp_path, [module])
+    assert code.known(namespace()) is None
+    assert code.lacks(namespace())
+
+
+def test_a_process_that_compiles_nothing_refuses_what_the_cache_lacks(tmp_path: Path, own_cache: Path) -> None:
+    del own_cache
+    from softgpu import compiling, target
+    from softgpu.c_interface import JIT_DISABLED, CompileError
+    from softgpu.translation import Translator
+
+    shared = Translator(disk_cache.DiskCache(tmp_path, 1 << 20), target.host())
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(compiling._process, "compiles", False)
+        with pytest.raises(CompileError) as refused:
+            shared.examine(PTX)
+        assert refused.value.result == JIT_DISABLED
+        with compiling.allowed():
+            allowed = shared.examine(PTX)
+        examined = shared.examine(PTX)
+        with pytest.raises(CompileError, match="compiles nothing"):
+            shared.compiled(examined, "k", BLOCK, checked=False, fenced=False)
+        made = shared.compiled(allowed, "k", BLOCK, checked=False, fenced=False)
+        assert shared.compiled(examined, "k", BLOCK, checked=False, fenced=False) == made
 
 
 def test_each_variant_of_a_kernel_has_its_own_code() -> None:
