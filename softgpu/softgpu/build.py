@@ -27,7 +27,8 @@ HERE = Path(__file__).resolve().parent
 FOLDERS = (HERE / "driver", HERE / "runtime")
 # only names that CUDA and jit.py look up are visible: other names must not clash with those of the program
 EXPORTS = HERE / "driver" / "exports.map"
-FLAGS = ("-std=gnu11", "-O2", "-g", "-fPIC", "-pthread", "-shared", "-Wall", "-Wextra")
+# stack-clash-protection: as kernels do, the helpers that they call touch each page of their frames in turn
+FLAGS = ("-std=gnu11", "-O2", "-g", "-fPIC", "-fstack-clash-protection", "-pthread", "-shared", "-Wall", "-Wextra")
 # relro, now: no table of function addresses stays writable, so a kernel's stray store cannot change one
 LINK_FLAGS = (
     "-Wl,-soname,libcuda.so.1",

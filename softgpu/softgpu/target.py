@@ -11,6 +11,9 @@ ENTRY = "sg_kernel"
 GLOBALS = "sg_globals"
 """Names in the code of every kernel: its function, and the variable with the address of its module's variables."""
 
+PROBES = '"probe-stack"="inline-asm"'
+"""The attribute of every function: it touches the pages of its frame in turn, so none lies beyond a guard."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:

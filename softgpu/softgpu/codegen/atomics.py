@@ -44,7 +44,7 @@ def atomic(e: Emitter, step: Step) -> None:
     if has_result:
         target = step.inst.operands[0]
         assert isinstance(target, Register)
-        e.write(target.name, Value(VARYING, bits, [e.new(f"load <32 x {bits}>, ptr %out")]), step)
+        e.write(target.name, Value(VARYING, bits, [e.result(bits)]), step)
 
 
 def _by_denormals(e: Emitter, op: Operation, mask: str, addresses: str) -> list[tuple[str, str]]:

@@ -27,8 +27,6 @@ from softgpu.ptx.model import Immediate, Not, Operand, PtxError, Register, Speci
 from softgpu.ptx.types import SCALARS
 from softgpu.target import Target
 
-LANES = "<" + ", ".join(f"i32 {i}" for i in range(WARP)) + ">"
-
 
 @dataclass(slots=True)
 class Emitter:
@@ -56,6 +54,7 @@ class Emitter:
     all_run: bool = False  # this body is for all 32 lanes; the block has another body for fewer lanes
     count: int = 0
     uses_globals: bool = False
+    out_bytes: int = 8  # of %out that the code reads: `safe_pointer` reads an element
 
     def new(self, text: str) -> str:
         """Append an instruction, and return the name of its result."""
@@ -148,10 +147,9 @@ class Emitter:
     def groups(self, value: Value, segment: int) -> list[str]:
         """Return the bases of an Affine for groups of this size."""
         assert isinstance(value.shape, Affine)
-        have = value.shape.segment
+        have, out = value.shape.segment, []
         if have == segment:
             return value.parts
-        out = []
         for index in range(WARP // segment):
             base = value.parts[index * segment // have]
             shift = value.shape.offsets[index * segment % have]
@@ -280,8 +278,7 @@ class Emitter:
             return
         kind, shape = self.storage(name), self.plan.shapes[name]
         value = self.cast(value, kind, signed)
-        guard = step.inst.guard
-        condition = self.guard(step) if guard is not None else None
+        condition = self.guard(step) if step.inst.guard is not None else None
         if isinstance(shape, Varying):
             vector = self.vector(value)
             choose = self._lanes_to_write(name, condition)
@@ -386,13 +383,18 @@ class Emitter:
 
     def outline(self, name: str, result: str, arguments: list[tuple[str, str]], width: Width) -> str:
         """Call the runner's elementwise name(const inputs..., output, lanes). arguments: (element, value)."""
-        pointers = []
         for index, (element, value) in enumerate(arguments):
-            slot = f"%in{index}"
-            self.put(f"store {width.of(element)} {value}, ptr {slot}")
-            pointers.append(("ptr", slot))
-        self.call(name, [*pointers, ("ptr", "%out"), ("i32", str(width.lanes))])
-        return self.new(f"load {width.of(result)}, ptr %out")
+            self.put(f"store {width.of(element)} {value}, ptr %in{index}")
+        inputs = (("ptr", f"%in{index}") for index in range(len(arguments)))
+        self.call(name, [*inputs, ("ptr", "%out"), ("i32", str(width.lanes))])
+        return self.result(result, width)
+
+    def result(self, element: str, width: Width = VECTOR, index: int = 0) -> str:
+        """Return one of the values that a call has left in %out; lanes that did not run have 0, or a former value."""
+        nbytes = width.lanes * SIZES[element] // 8
+        self.out_bytes = max(self.out_bytes, (index + 1) * nbytes)
+        where = self.new(f"getelementptr i8, ptr %out, i64 {index * nbytes}") if index else "%out"
+        return self.new(f"load {width.of(element)}, ptr {where}")
 
 
 Elementwise = Callable[..., str]

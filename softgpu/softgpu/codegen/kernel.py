@@ -17,7 +17,7 @@ from softgpu.codegen.values import VECTOR
 from softgpu.instructions import operation
 from softgpu.ptx.kernel import Kernel
 from softgpu.ptx.model import PtxError
-from softgpu.target import ENTRY, GLOBALS, Target
+from softgpu.target import ENTRY, GLOBALS, PROBES, Target
 
 ROUNDS = 1024
 """After so many rounds of its loops a warp lets other warps run, in case it waits for them."""
@@ -89,7 +89,7 @@ class _KernelWriter:
         functions = "\n".join(e.functions.values())
         variable = f"@{GLOBALS} = global ptr null\n" if e.uses_globals else ""
         text = (
-            f"{variable}define void @{ENTRY}(ptr noalias readonly %params, ptr noalias %w) {{\n"
+            f"{variable}define void @{ENTRY}(ptr noalias readonly %params, ptr noalias %w) {PROBES} {{\n"
             f'{head}\n{body}\n}}\n{functions}\n{declares}\n!0 = !{{}}\n!1 = !{{!"branch_weights", i32 1, i32 4096}}\n'
         )
         imports = {line.split("@")[1].split("(")[0] for line in e.declared if "@sg_rt_" in line}
@@ -137,22 +137,25 @@ class _KernelWriter:
         return here not in self.plan.divergent or not others
 
     def _head(self) -> list[str]:
-        """Return the entry block: stack slots, then the values that every block needs."""
+        """Return the entry block: stack slots, then the values that every block needs.
+
+        All that can be read is cleared. A register without a value would be what the stack or the processor still has
+        of another program, in lanes that have not written it: shuffles read them, and so may the program.
+        """
         e = self.e
         e.lines, e.cache = ["entry:"], {}
         for name in ("%in0", "%in1", "%in2", "%in3", "%out"):
             e.put(f"{name} = alloca [{WARP * 8 * 4} x i8], align 64")
+        e.put(f"store <{e.out_bytes} x i8> zeroinitializer, ptr %out")
         e.put(f"%addresses = alloca <{WARP} x i64>, align 64")
         e.put("%mask = alloca i32")
         for place in self.waiting_places:
             e.put(f"%m{place} = alloca i32")
             e.put(f"store i32 0, ptr %m{place}")
-        unset = self.plan.flow.live_in[0]
-        for name, bit in self.plan.flow.register_bit.items():
+        for name in self.plan.flow.register_bit:
             for slot, kind in e.slots(name):
                 e.put(f"{slot} = alloca {kind}")
-                if unset & bit:  # a program may read a register that it never wrote: it gets zero on every run
-                    e.put(f"store {kind} zeroinitializer, ptr {slot}")
+                e.put(f"store {kind} zeroinitializer, ptr {slot}")
         live = "-1" if self.plan.whole_warps else warp_field(e, WARP_FIELDS["live"], "i32")
         e.put(f"store i32 {live}, ptr %mask")
         self._load_bases()

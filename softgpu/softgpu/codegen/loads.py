@@ -118,12 +118,4 @@ def _gather(e: Emitter, access: Access) -> list[str]:
     """Load from %addresses."""
     arguments = [("ptr", "%addresses"), ("i32", str(access.count)), ("i32", access.mask), ("ptr", "%out")]
     e.call(f"sg_rt_gather_b{8 * access.size}", arguments)
-    return _results(e, access)
-
-
-def _results(e: Emitter, access: Access) -> list[str]:
-    parts = []
-    for index in range(access.count):
-        pointer = e.new(f"getelementptr i8, ptr %out, i64 {index * WARP * access.size}") if index else "%out"
-        parts.append(e.new(f"load <32 x {access.element}>, ptr {pointer}"))
-    return parts
+    return [e.result(access.element, index=index) for index in range(access.count)]

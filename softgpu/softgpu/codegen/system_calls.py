@@ -31,7 +31,7 @@ def vprintf(e: Emitter, step: Step) -> None:
     slots = [_spill(e, "%in0", format_, "i64"), _spill(e, "%in1", arguments, "i64")]
     e.call("sg_rt_vprintf", [("ptr", "%w"), *slots, ("i32", e.mask()), ("ptr", "%out")])
     assert isinstance(target, Register)
-    e.write(target.name, Value(VARYING, "i32", [e.new("load <32 x i32>, ptr %out")]), step)
+    e.write(target.name, Value(VARYING, "i32", [e.result("i32")]), step)
 
 
 def assert_fail(e: Emitter, step: Step) -> None:

@@ -59,8 +59,7 @@ def multiply(e: Emitter, step: Step) -> None:
     kind = form.register(0)
     for index, item in enumerate(_items(step.inst.operands[0])):
         assert isinstance(item, Register)
-        part = e.new(f"load <{WARP} x {kind}>, ptr {_register(e, '%out', kind, index)}")
-        e.write(item.name, Value(VARYING, kind, [part]), step)
+        e.write(item.name, Value(VARYING, kind, [e.result(kind, index=index)]), step)
 
 
 def _register(e: Emitter, slot: str, kind: str, index: int) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from softgpu.analysis.shapes import WARP
 from softgpu.codegen.emitter import Emitter
 from softgpu.codegen.forms import SIDE, TF32_BITS, Form
+from softgpu.target import PROBES
 
 
 def function(form: Form, e: Emitter) -> str:
@@ -51,7 +52,7 @@ class _TensorFunction:
                     factor = self.splat(self.new(f"load {self.type}, ptr {self.at(a, self.type, place)}"))
                     sums[i] = self.fma(factor, row, sums[i])
             self.store_rows(high, sums)
-        head = f"define internal void @{form.name}(ptr noalias %a, ptr noalias %b, ptr noalias %c) {{"
+        head = f"define internal void @{form.name}(ptr noalias %a, ptr noalias %b, ptr noalias %c) {PROBES} {{"
         return [head, *self.text, "ret void", "}"]
 
     def splat(self, scalar: str) -> str:

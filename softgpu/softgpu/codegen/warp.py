@@ -78,12 +78,12 @@ def shuffle(e: Emitter, step: Step) -> None:
         ):
             e.put(f"store <32 x i32> {operand}, ptr {slot}")
         bits = e.intrinsic(f"sg_rt_shfl_{mode}", "i32", [(("ptr"), p) for p in ("%in0", "%in1", "%in2", "%out")])
-        value = e.new("load <32 x i32>, ptr %out")
+        value = e.result("i32")
         fits = e.unpack(bits)
         if e.memcheck:
             e.put(f"store <32 x i32> {_running(e, step)}, ptr %in0")
             e.intrinsic(f"sg_rt_shfl_{mode}", "i32", [(("ptr"), p) for p in ("%in0", "%in1", "%in2", "%out")])
-            ran = e.new("load <32 x i32>, ptr %out")
+            ran = e.result("i32")
     if e.memcheck:
         value = _undefined_shown(e, step, value, ran)
     first = target.first if isinstance(target, Pair) else target
@@ -172,7 +172,7 @@ def match(e: Emitter, step: Step) -> None:
     arguments = [("ptr", "%in0"), ("i32", e.mask()), ("ptr", "%out")]
     e.call(f"sg_rt_match_b{op.type.bits}", arguments)
     each = members if w is VECTOR else e.splat("i32", [members])
-    same = e.new(f"and {kind} {e.new(f'load {kind}, ptr %out')}, {each}")
+    same = e.new(f"and {kind} {e.result('i32')}, {each}")
     found = e.new(f"icmp eq {kind} {same}, {each}")
     if "all" in op.modifiers:
         same = e.new(f"select {VECTOR.of('i1')} {found}, {kind} {each}, {kind} zeroinitializer")
@@ -198,7 +198,7 @@ def reduce(e: Emitter, step: Step) -> None:
     else:
         e.put(f"store <32 x i32> {members}, ptr %in1")
         e.call(f"sg_rt_redux_each_{name}", [("ptr", "%in0"), ("ptr", "%in1"), ("i32", e.mask()), ("ptr", "%out")])
-        value = e.new("load <32 x i32>, ptr %out")
+        value = e.result("i32")
     e.write(target.name, _result(w, "i32", value), step)
 
 

@@ -73,6 +73,7 @@ static int make_stack(sg_block *block, uint32_t index) {
 /* A fresh stack whose first switch goes to fiber_main. */
 static void *prepare_stack(sg_block *block, uint32_t index) {
   if (make_stack(block, index) != OK) sg_abandon(block, LAUNCH_FAILED, "out of memory for the stacks of a block");
+  if (index >= block->stacks_written) block->stacks_written = index + 1;
   void **top = (void **)(block->stacks[index] + GUARD_BYTES + STACK_BYTES - 64);
   void **frame = top - SAVED_WORDS - 1; /* after the return the stack is 8 below a multiple of 16, as after a call */
   memset(frame, 0, SAVED_WORDS * sizeof *frame);

@@ -30,6 +30,8 @@ typedef struct sg_block {
   barrier_state barriers[BARRIERS];
   const sg_launch *launch;
   uint8_t *stacks[MAX_WARPS];
+  uint32_t stacks_written; /* the first of them, since they were cleared */
+  uint64_t written_by;     /* the number of the window whose kernels have written stacks; 0: not of a window */
   sg_memory own, *memory; /* memory: of the launch; own: of launches that are not confined */
   sg_window *window;      /* from which the memory is borrowed; NULL: it is own */
   const uint8_t *params;
@@ -38,7 +40,7 @@ typedef struct sg_block {
   size_t error_bytes;
   void *escape[5];
   volatile int in_kernel; /* a fault now is the fault of a kernel */
-  int faulted, fault_has_address;
+  int faulted, fault_has_address, fault_of_stack;
   uintptr_t fault_address;
   void *signal_stack;
   sg_range known; /* memcheck: a live range, as of known_at_change */

@@ -14,8 +14,9 @@
 #include <stdio.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <ucontext.h>
 
-enum { SIGNAL_STACK_BYTES = 64 << 10 };
+enum { SIGNAL_STACK_BYTES = 64 << 10, PROBE_BYTES = 4096 };
 static const int64_t LOOK_EVERY_NS = 10000000; /* the check is a system call, too slow for each short launch */
 
 static const int signals[] = {SIGSEGV, SIGBUS};
@@ -51,6 +52,14 @@ static void pass_on(int signal, siginfo_t *info, void *context) {
   passing_on = 0;
 }
 
+static uintptr_t stack_pointer(const ucontext_t *at) {
+#if defined(__x86_64__)
+  return (uintptr_t)at->uc_mcontext.gregs[REG_RSP];
+#else
+  return (uintptr_t)at->uc_mcontext.sp;
+#endif
+}
+
 static void on_fault(int signal, siginfo_t *info, void *context) {
   sg_block *block = sg_current_block;
   int is_sent = info->si_code <= 0; /* by kill or a similar call */
@@ -68,6 +77,8 @@ static void on_fault(int signal, siginfo_t *info, void *context) {
   block->faulted = 1;
   block->fault_has_address = info->si_code != SI_KERNEL; /* else the address is invalid for the processor */
   block->fault_address = (uintptr_t)info->si_addr;
+  /* all code touches each page of its stack as the stack grows: only the end of a stack faults at the stack pointer */
+  block->fault_of_stack = block->fault_address - stack_pointer(context) + PROBE_BYTES < 2 * PROBE_BYTES;
   __builtin_longjmp(block->escape, 1);
 }
 
@@ -163,12 +174,6 @@ int sg_describe_near(uint64_t address, uint32_t bytes, const sg_range *near, cha
                   distance, place, near->name, *near->name ? ": " : "", near->bytes, near->address);
 }
 
-static int is_stack_overflow(const sg_block *block) {
-  for (uint32_t i = 0; i < MAX_WARPS; i++)
-    if (block->stacks[i] && block->fault_address - (uintptr_t)block->stacks[i] < GUARD_BYTES) return 1;
-  return 0;
-}
-
 void sg_report_fault(sg_block *block) {
   const uint32_t *at = block->warps[block->running].ctaid;
   char address[64] = "no valid address", near[160] = "";
@@ -178,9 +183,10 @@ void sg_report_fault(sg_block *block) {
     snprintf(address, sizeof address, "0x%" PRIxPTR, block->fault_address);
     near[0] = ',', near[1] = ' ';
     sg_describe_access(block->fault_address, 1, near + 2, sizeof near - 2);
-    if (is_stack_overflow(block)) {
+    if (block->fault_of_stack) {
       block->result = LAUNCH_FAILED;
-      snprintf(near, sizeof near, ": the kernel needs more than the %d bytes of a warp's stack", STACK_BYTES);
+      snprintf(near, sizeof near, ": stack overflow, the kernel needs more than the %d bytes of a warp's stack",
+               STACK_BYTES);
     }
   }
   if (!block->error || !block->error_bytes) return;

@@ -143,9 +143,16 @@ static int print(const sg_block *block, const char *format, given arguments) {
   return taken;
 }
 
+/* The C library and softgpu_write hold locks, for good if the stack ended there: let it end here. */
+static __attribute__((noinline)) void need_stack(void) {
+  volatile char room[32 << 10];
+  room[0] = 0;
+}
+
 /* vprintf(format, arguments) in each of the lanes; its result is the number of arguments, as in CUDA. */
 void sg_rt_vprintf(sg_warp *warp, const uint64_t *formats, const uint64_t *arguments, uint32_t lanes,
                      uint32_t *results) {
+  need_stack();
   for (; lanes; lanes &= lanes - 1) {
     uint32_t lane = (uint32_t)__builtin_ctz(lanes);
     const sg_window *window = warp->block->window;
@@ -160,6 +167,7 @@ void sg_rt_assert(sg_warp *warp, const uint64_t *messages, const uint64_t *files
   const uint32_t *block = warp->ctaid;
   const sg_window *window = warp->block->window;
   char said[400];
+  need_stack();
   sg_thread_index(warp, lane, at);
   snprintf(said, sizeof said, "%s:%u: %s: block: [%u,%u,%u], thread: [%u,%u,%u] Assertion `%s` failed.",
            string_at(window, files[lane]), lines[lane], string_at(window, functions[lane]), block[0], block[1],

@@ -70,6 +70,21 @@ static int grow_shared(sg_memory *memory, size_t bytes) {
   return OK;
 }
 
+static __attribute__((noinline)) void clear_own_stack(void) {
+  uint8_t below[64 << 10];
+  memset(below, 0, sizeof below);
+  __asm__ volatile("" : : "r"(below) : "memory");
+}
+
+/* Clears the stacks before another client's kernels: a second wall, since compiled code reads only what it has written. */
+static void clear_stacks(sg_block *block, const sg_window *window) {
+  uint64_t number = window ? window->number : 0;
+  if (block->written_by == number) return;
+  block->written_by = number;
+  while (block->stacks_written) madvise(block->stacks[--block->stacks_written] + GUARD_BYTES, STACK_BYTES, MADV_DONTNEED);
+  clear_own_stack();
+}
+
 static const volatile uint32_t never;
 
 /* A confined kernel finds its parameters in its window too: some kernels take their addresses. */
@@ -103,6 +118,7 @@ int sg_prepare_block(sg_block *block, const sg_launch *launch) {
   block->launch = launch;
   block->warp_count = (threads + SG_WARP - 1) / SG_WARP;
   if (borrow(block, launch) != OK) return OUT_OF_MEMORY;
+  clear_stacks(block, launch->window);
   sg_memory *memory = block->memory;
   if (grow_shared(memory, shared + SHARED_ROOM) != OK) return OUT_OF_MEMORY;
   if (launch->touched && !block->pages && !(block->pages = sg_pages_new())) return OUT_OF_MEMORY;

@@ -3,6 +3,7 @@
 #include "window.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -10,6 +11,7 @@
 /* A fenced address may be the base of a group of lanes: lanes reach LANES_REACH (codegen/fences.py) farther, and an
  * access ends some bytes behind. */
 static const uint64_t GUARD = (uint64_t)64 << 20, LEAST_BYTES = (uint64_t)128 << 20, MOST_BYTES = (uint64_t)1 << 45;
+static atomic_uint_fast64_t windows;
 enum { PAGE = 4096, CLASSES = 46, PARAM_BYTES = 64 << 10, SHARED_BYTES = 192 << 10 };
 
 typedef struct piece {
@@ -45,7 +47,7 @@ sg_window *sg_window_new(uint64_t bytes) {
   room->mapped_bytes = whole + 2 * GUARD;
   room->next = base + bytes;
   room->end = base + whole - SG_WINDOW_MARGIN;
-  *window = (sg_window){.base = base, .mask = whole - 1, .room = room};
+  *window = (sg_window){.base = base, .mask = whole - 1, .room = room, .number = atomic_fetch_add(&windows, 1) + 1};
   return window;
 }
 

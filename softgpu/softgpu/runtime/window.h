@@ -11,6 +11,7 @@ enum { SG_WINDOW_MARGIN = 32 << 20 }; /* at both ends of a window: the base of a
 typedef struct sg_window {
   uint64_t base, mask;
   struct sg_room *room;
+  uint64_t number; /* from 1, of no other window of the process */
 } sg_window;
 
 /* bytes of the program's half: a power of two, from 128 MiB. NULL: no addresses or no memory are left. */

@@ -44,7 +44,12 @@ class Launch(ctypes.Structure):
 class Window(ctypes.Structure):
     """sg_window of window.h."""
 
-    _fields_ = [("base", ctypes.c_uint64), ("mask", ctypes.c_uint64), ("room", ctypes.c_void_p)]
+    _fields_ = [
+        ("base", ctypes.c_uint64),
+        ("mask", ctypes.c_uint64),
+        ("room", ctypes.c_void_p),
+        ("number", ctypes.c_uint64),
+    ]
 
 
 class Span(ctypes.Structure):
@@ -214,6 +219,7 @@ def build_runner(directory: Path) -> Path:
         "cc",
         "-O2",
         "-fPIC",
+        "-fstack-clash-protection",
         "-shared",
         "-pthread",
         "-Wl,-Bsymbolic",  # where this process has the driver too

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "abi.h"
+#include "block.h"
 
 static sg_range known[16];
 static uint32_t count;
@@ -69,3 +69,22 @@ void sg_test_printed(char *text, size_t bytes) {
 }
 
 void softgpu_set_last_error(const char *message) { fprintf(stderr, "%s\n", message); }
+
+/* Fills the stacks on which this thread runs kernels, and its own below this frame. */
+__attribute__((noinline)) void sg_test_dirty_stacks(uint32_t word) {
+  volatile uint32_t own[32 << 10];
+  for (size_t i = 0; i < sizeof own / sizeof *own; i++) own[i] = word;
+  for (uint32_t warp = 0; warp < MAX_WARPS; warp++) {
+    uint32_t *stack = (uint32_t *)(sg_current_block->stacks[warp] + GUARD_BYTES);
+    if (!sg_current_block->stacks[warp]) continue;
+    for (size_t i = 0; i < STACK_BYTES / sizeof *stack; i++) stack[i] = word;
+  }
+}
+
+/* How often the word stands on the first of the stacks. */
+uint32_t sg_test_dirt(uint32_t word) {
+  const uint32_t *stack = (const uint32_t *)(sg_current_block->stacks[0] + GUARD_BYTES);
+  uint32_t found = 0;
+  for (size_t i = 0; i < STACK_BYTES / sizeof *stack; i++) found += stack[i] == word;
+  return found;
+}
