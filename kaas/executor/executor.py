@@ -24,8 +24,8 @@ from kaas.executor.measuring import measured, of_load
 from kaas.executor.objects import CachedObject, HostObject
 from kaas.executor.plan.graph_cache import GraphCache
 from kaas.executor.plan.plan import Plan
-from kaas.executor.run import RunRequest, RunResult, RunStats, chosen_values
-from kaas.executor.slots import Slot, run_in_slot
+from kaas.executor.run import RunRequest, RunResult, RunStats
+from kaas.executor.slots import Slot, chosen_values, run_in_slot
 from kaas.ktask.graph import KTask
 
 __all__ = ["Executor", "InputSource", "RunRequest", "RunResult", "RunStats"]

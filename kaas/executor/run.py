@@ -9,14 +9,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from kaas.errors import InvalidRequest, WrongScalar
+from kaas.errors import InvalidRequest
 from kaas.executor.device.device_to_host import Bytes
-from kaas.executor.inputs import InputSource, check_scalars
+from kaas.executor.inputs import InputSource
 from kaas.executor.plan.plan import Plan
 from kaas.executor.run_stats import RunStats
 from kaas.ktask.dtypes import numpy_dtype
 from kaas.ktask.graph import KTask
-from kaas.ktask.request import check_names, iterations_of
 
 __all__ = ["RunRequest", "RunResult", "RunStats"]
 
@@ -93,19 +92,3 @@ class ChosenValues(msgspec.Struct, frozen=True):
 
     scalars: list[bytes]
     iterations: int
-
-
-def chosen_values(plan: Plan, request: RunRequest) -> ChosenValues:
-    """Check that a request names exactly the inputs and scalars of its kTask.
-
-    Raises:
-        MissingInput, UnexpectedInput, MissingScalar, WrongScalar
-    """
-    if request.inputs.keys() != plan.input_names:
-        check_names(plan.task, request.inputs)
-    scalars = check_scalars(plan, request.scalars)
-    iterations = iterations_of(plan.task, request.scalars)
-    if iterations < 1:
-        label = plan.task.label
-        raise WrongScalar(f"kTask {label!r}: the number of iterations is at least 1, not {iterations}", task=label)
-    return ChosenValues(scalars, iterations)

@@ -13,6 +13,7 @@ from time import perf_counter
 import msgspec
 import numpy as np
 
+from kaas.errors import WrongScalar
 from kaas.executor.admission import Admitted
 from kaas.executor.cache.lease import MemoryLease, SlotArena
 from kaas.executor.cache.tiers import TierUse, granules
@@ -20,7 +21,7 @@ from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.device_to_host import Bytes, DeviceToHost
 from kaas.executor.device.monitor import DeviceMonitor
 from kaas.executor.device.windows.window import ClientWindow
-from kaas.executor.inputs import Inputs
+from kaas.executor.inputs import Inputs, check_scalars
 from kaas.executor.objects import CachedObject
 from kaas.executor.plan.graph_cache import ArenaPlacement, GraphCache, Launches, LaunchValues
 from kaas.executor.plan.loaded_kernels import LoadedKernels
@@ -28,6 +29,7 @@ from kaas.executor.plan.plan import Plan, make_plan
 from kaas.executor.profile import KernelTime
 from kaas.executor.run import ChosenValues, RunRequest
 from kaas.ktask.graph import KTask
+from kaas.ktask.request import check_names, iterations_of
 
 MAX_PLANS = 256
 """Plans that a slot keeps. Beyond them it drops the least recently used plan, with its graph."""
@@ -381,3 +383,18 @@ def run_in_slot(
     kernels_s = slot.stream.kernels.seconds()
     slot.kernels_s += kernels_s
     return SlotWork(outputs, copied, kernels_s, kernels, *admitted.tiers())
+
+
+def chosen_values(plan: Plan, request: RunRequest) -> ChosenValues:
+    """Check that a request names exactly the inputs and scalars of its kTask.
+
+    Raises:
+        MissingInput, UnexpectedInput, MissingScalar, WrongScalar
+    """
+    if request.inputs.keys() != plan.input_names:
+        check_names(plan.task, request.inputs)
+    chosen = ChosenValues(check_scalars(plan, request.scalars), iterations_of(plan.task, request.scalars))
+    if chosen.iterations < 1:
+        words = f"kTask {plan.task.label!r}: the number of iterations is at least 1, not {chosen.iterations}"
+        raise WrongScalar(words, task=plan.task.label)
+    return chosen

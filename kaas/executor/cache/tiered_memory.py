@@ -98,7 +98,8 @@ class TieredMemory:
         reservation = self.cache.hit(inputs.objects, slot, arena_bytes)
         if reservation is None:
             entries = [entry for key in victims for entry in self._entries(key)]
-            lease = self._make(partial(self._try, inputs, slot, arena_bytes, entries, awaited), inputs.objects)
+            needed = None if inputs.window is None else inputs.objects
+            lease = self._make(partial(self._try, inputs, slot, arena_bytes, entries, awaited), needed)
             if not isinstance(lease, MemoryLease):
                 return lease
         else:
@@ -197,17 +198,17 @@ class TieredMemory:
                 self.ranges.remove(entry)
 
     def _make(
-        self, attempt: Callable[[], MemoryLease | Shortage | Unsaved], needed: Collection[bytes]
+        self, attempt: Callable[[], MemoryLease | Shortage | Unsaved], needed: Collection[bytes] | None
     ) -> MemoryLease | Shortage | Unsaved:
         """Reserve room and allocate it. If the driver has less than the budget says, correct the budget and try again.
 
-        Objects may hold more memory than they have bytes: whole pages of a window. So if the request is too large for
+        Objects of a window may hold more memory than they have bytes: whole pages. So if the request is too large for
         the corrected budget, or the driver still refuses, all idle objects but the needed ones leave at last.
         """
-        tier, refused = self.cache.device, None
+        tier, refused, empty = self.cache.device, None, partial(self.empty, needed or ())
         if tier.capacity_bytes < self.capacity_bytes:
             self._correct()
-        for give_way in (self._correct, partial(self.empty, needed), lambda: None):
+        for give_way in (self._correct, self._correct if needed is None else empty, lambda: None):
             try:
                 made = attempt()
             except OutOfDeviceMemory as error:
@@ -218,11 +219,9 @@ class TieredMemory:
                     return made
                 refused = None
             give_way()
-        if refused is None:
-            return made
-        if not self.leases:
+        if refused is not None and not self.leases:
             raise refused
-        return Shortage(refused.needed_bytes)
+        return made if refused is None else Shortage(refused.needed_bytes)
 
     def _correct(self) -> None:
         """Set the budget to what the driver has: other users of the device, and code with large globals, take memory.

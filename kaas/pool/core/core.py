@@ -203,11 +203,10 @@ class Pool:
             KaasError: the request is refused.
         """
         self.check_open()
-        now_s = self._loop.time()
+        now_s, compilation = self._loop.time(), None
         try:
             if self._quarantine.records and (refusal := self._quarantine.refusal(call.identity, call.client)):
                 raise refusal
-            compilation = None
             if self.compilations is not None and call.task not in self.compilations.done:
                 compilation, inputs_ready = self.compilations.wanted(call, inputs_ready)
             request = self._requests.add(call, now_s, inputs_ready, compilation)
