@@ -51,6 +51,16 @@ def test_no_instruction_reads_outside(fenced_gpu: Gpu, name: str, shape: str) ->
     assert not (out == CANARY & 0xFFFF).any()
 
 
+@pytest.mark.parametrize(("stride", "apart"), [(4, False), (1 << 20, False), (1 << 22, True), (1 << 26, True)])
+def test_lanes_that_are_farther_apart_than_the_guards_take_have_a_fence_each(stride: int, apart: bool) -> None:
+    """One fence for all lanes bounds the first alone: the others are as far from it as the code says."""
+    near = f"mul.wide.u32 %rd3, %r0, {stride}; add.u64 %rd2, %rd0, %rd3;"
+    text = kernel("far apart", ATTACKS["ld.global"]).replace(SHAPES["far apart"], near)
+    _, kernels = examine(text)
+    code = codegen.generate(kernels["k"], (BLOCK, 1, 1), host(), fenced=True).text
+    assert bool(re.search(r"and <\d+ x i64>", code)) == apart
+
+
 @pytest.mark.parametrize("name", ["ld.global", "ld.local", "ld.const", "st.global", "st.local", "atom.exch"])
 def test_the_attacks_work_without_a_fence(gpu: Gpu, name: str) -> None:
     """Else the tests above would show nothing."""
