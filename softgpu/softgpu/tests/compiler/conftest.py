@@ -239,7 +239,9 @@ def load_runner(path: str | Path) -> ctypes.CDLL:
     library.sg_test_know.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
     library.sg_window_new.argtypes = [ctypes.c_uint64]
     library.sg_window_new.restype = ctypes.POINTER(Window)
+    library.sg_window_take.argtypes = [ctypes.POINTER(Window), ctypes.c_size_t]
     library.sg_window_take.restype = ctypes.c_void_p
+    library.sg_window_give.argtypes = [ctypes.POINTER(Window), ctypes.c_void_p, ctypes.c_size_t]
     return library
 
 

@@ -141,8 +141,8 @@ def test_no_text_from_outside_is_printed(fenced_gpu: Gpu, body: str) -> None:
 
 
 SAFE = re.compile(r'%(params|w|in\d|out|addresses|mask|rounds|m\d+|".*")$|@')
-DEFINED = re.compile(r"(%[\w.\"]+) = (.*)")
-POINTER = re.compile(r"(?:ptr(?: align \d+)?) (%[\w.\"%]+|@\w+)")
+DEFINED = re.compile(r"(%\"[^\"]*\"|%[\w.]+) = (.*)")
+POINTER = re.compile(r"(?:ptr(?: align \d+)?) (%\"[^\"]*\"|%[\w.]+|@\w+)")
 
 
 def stray_accesses(text: str) -> list[str]:
