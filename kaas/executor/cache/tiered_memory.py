@@ -205,10 +205,11 @@ class TieredMemory:
         Objects of a window may hold more memory than they have bytes: whole pages. So if the request is too large for
         the corrected budget, or the driver still refuses, all idle objects but the needed ones leave at last.
         """
-        tier, refused, empty = self.cache.device, None, partial(self.empty, needed or ())
+        tier, refused = self.cache.device, None
+        emptying = () if needed is None else (partial(self.empty, needed),)
         if tier.capacity_bytes < self.capacity_bytes:
             self._correct()
-        for give_way in (self._correct, self._correct if needed is None else empty, lambda: None):
+        for give_way in (self._correct, *emptying, lambda: None):
             try:
                 made = attempt()
             except OutOfDeviceMemory as error:

@@ -143,7 +143,7 @@ def test_a_name_can_be_given_to_another_function(tmp_path: Path) -> None:
             await had.register("ada", scale_task(), "f")
             await had.register("ada", add_task(), "f")
             assert had.functions.named("ada", "f").function.spec.task_key == add_task().key
-            assert list(had.registry.labels) == ["f"]
+            assert list(had.registry.labels) == ["f of ada"]
             with pytest.raises(UnknownFunction):
                 had.functions.named("ada", scale_task().key)
         async with Had(tmp_path) as had:
@@ -168,7 +168,7 @@ def test_functions_are_unregistered_by_name_or_key(tmp_path: Path) -> None:
             for name in ("f", scale_task().key):
                 with pytest.raises(UnknownFunction):
                     await had.functions.unregister("ada", protocol.Unregister(9, name))
-            assert list(had.registry.labels) == ["f"]  # bob has it
+            assert list(had.registry.labels) == ["f of bob"]  # bob has it
             await had.functions.unregister("bob", protocol.Unregister(9, "f"))
             assert not had.registry.labels
         async with Had(tmp_path) as had:
@@ -307,7 +307,7 @@ def test_a_client_has_a_limited_number_of_functions(tmp_path: Path, monkeypatch:
             held = dict(had.held)
             with pytest.raises(QuotaExceeded):
                 await had.register("ada", add_task(), "c")
-            assert (had.held, list(had.registry.labels)) == (held, ["a", "b"])
+            assert (had.held, list(had.registry.labels)) == (held, ["a of ada", "b of ada"])
             await had.register("ada", add_task(), "a")
 
     asyncio.run(scenario())
