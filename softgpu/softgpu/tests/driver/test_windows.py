@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -218,6 +219,7 @@ VARIABLES = """.version 8.0
 @pytest.mark.parametrize("confined", [False, True])
 def test_variables_of_modules_are_memory_of_the_device(tenants: tuple[Tenant, Tenant], confined: bool) -> None:
     tenant, nbytes = tenants[0], 24 << 20
+    gc.collect()  # the code of other tests has variables too
     text = VARIABLES.format(bytes=nbytes).encode() + b"\0"
     before, total = ok(driver.cuMemGetInfo())
     with tenant.window.confined() if confined else nullcontext():
