@@ -13,7 +13,7 @@ _thread = threading.local()
 def forbid() -> None:
     """Let this process compile no image that it loads from now on.
 
-    What the cache lacks is then refused with CUDA_ERROR_JIT_COMPILATION_DISABLED.
+    Code that the cache lacks is then refused with CUDA_ERROR_JIT_COMPILATION_DISABLED.
     """
     _process["compiles"] = False
 
