@@ -126,7 +126,7 @@ def test_a_status_is_printed_as_a_table() -> None:
     assert f"pool {NAME}" in lines[0]
     row = next(line for line in lines if "software" in line)
     assert "64 MiB" in row
-    assert any("policy adaptive(T=0.5), running 0, queued 0" in line for line in lines)
+    assert any("policy adaptive(T=0.5), isolation none, running 0, queued 0" in line for line in lines)
     assert {"software", "64 MiB"} <= set(cells(status._repr_html_()))
 
 

@@ -220,6 +220,8 @@ VARIABLES = """.version 8.0
 def test_variables_of_modules_are_memory_of_the_device(tenants: tuple[Tenant, Tenant], confined: bool) -> None:
     tenant, nbytes = tenants[0], 24 << 20
     gc.collect()  # the code of other tests has variables too
+    synchronize()
+    fails(Error.CUDA_ERROR_OUT_OF_MEMORY, driver.cuMemAlloc, 256 << 20)  # empties the pools of other tests
     text = VARIABLES.format(bytes=nbytes).encode() + b"\0"
     before, total = ok(driver.cuMemGetInfo())
     with tenant.window.confined() if confined else nullcontext():
