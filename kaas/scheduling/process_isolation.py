@@ -3,7 +3,7 @@
 The policy inside decides as ever: it sees one executor on each device, which serves all clients. Each decision about
 that executor becomes one about the executor of the request's client on that device. So a device has executors of
 several clients, and a spare one, which has started ahead and serves no client yet. If a request of a client without an
-executor is dispatched to a device that has its most clients, the idle executor ends that was used longest ago.
+executor is dispatched to a device that has its most clients, an executor ends for it: `DeviceExecutors.gives_way`.
 
 A request whose executor is not ready takes no slot: for the policy inside it fails without having had the device, and
 arrives again as a request that awaits inputs, which are there when the executor is ready. Others go meanwhile.
@@ -21,7 +21,17 @@ from msgspec import structs
 from kaas.scheduling import events
 from kaas.scheduling.candidates import Why
 from kaas.scheduling.client_executors import ClientExecutor, DeviceExecutors, DividedOrder
-from kaas.scheduling.decisions import Decision, Dispatch, Evict, Policy, Prefetch, Reject, StartWorker, StopWorker
+from kaas.scheduling.decisions import (
+    Decision,
+    Dispatch,
+    Evict,
+    Policy,
+    Prefetch,
+    Reject,
+    StartWorker,
+    StopWorker,
+    WakeAt,
+)
 from kaas.scheduling.events import Outcome, WorkerKind
 
 
@@ -38,12 +48,12 @@ class ProcessIsolation:
         self._why: Callable[[int], Why | None] = getattr(policy, "why", lambda _: None)
         self._devices = {each.index: DeviceExecutors(each.index, each.client_executors or 1) for each in devices}
         self._numbers = count()
-        self._turns = count(1)
         self._part_numbers = count(1)
         self._on: dict[int, DeviceExecutors] = {}  # the device of each executor
         self._shared: dict[int, DeviceExecutors] = {}  # the device of each executor that the policy sees
         self._etasks: dict[int, int] = {}  # the policy's numbers of eTask workers, by those of the pool
         self._requests: dict[int, events.RequestArrived] = {}
+        self._busy: dict[str, int] = {}  # how many requests each client has
         self._placed: dict[int, DeviceExecutors] = {}  # the devices of those that executors run
         self._called: dict[int, int] = {}  # the worker of each that an eTask worker runs
         self._awaited: dict[int, ClientExecutor] = {}  # the executors that have started for requests
@@ -83,7 +93,10 @@ class ProcessIsolation:
         match event:
             case events.RequestArrived():
                 self._requests[event.request] = event
-                self._read(event, 1)
+                self._count(event, 1)
+                yield event
+            case events.Tick():
+                self._touched.update(dict.fromkeys([each for each in self._devices.values() if each.waiting]))
                 yield event
             case events.RequestDone():
                 yield from self._done(event)
@@ -117,7 +130,9 @@ class ProcessIsolation:
 
     def _done(self, event: events.RequestDone) -> Iterator[events.Event]:
         if (device := self._placed.get(event.request)) is not None:
-            del device.executors[event.worker].running[event.request]
+            executor = device.executors[event.worker]
+            del executor.running[event.request]
+            executor.unused_s = event.time_s
             if device.waiting or device.closing:
                 self._touched[device] = None
             yield self._ended(event)
@@ -126,8 +141,11 @@ class ProcessIsolation:
             self._forget(event.request)
             yield structs.replace(event, worker=self._etasks[event.worker])
 
-    def _read(self, request: events.RequestArrived, more: int) -> None:
-        """Count that a request reads its objects, or no longer reads them."""
+    def _count(self, request: events.RequestArrived, more: int) -> None:
+        """Count that a client has a request which reads its objects, or no longer has it."""
+        self._busy[request.client] = self._busy.get(request.client, 0) + more
+        if not self._busy[request.client]:
+            del self._busy[request.client]
         for use in request.inputs:
             if use.key is not None:
                 readers = self._readers.setdefault(use.key, {})
@@ -139,7 +157,7 @@ class ProcessIsolation:
 
     def _forget(self, request: int) -> None:
         if (arrived := self._requests.pop(request, None)) is not None:
-            self._read(arrived, -1)
+            self._count(arrived, -1)
 
     def _unplaced(self, request: int) -> None:
         """Forget a request that does not run."""
@@ -163,7 +181,9 @@ class ProcessIsolation:
 
     def _ready(self, event: events.WorkerReady) -> Iterator[events.Event]:
         device = self._on[event.worker]
-        device.executors[event.worker].ready = True
+        executor = device.executors[event.worker]
+        executor.ready = True
+        device.start_s = min(device.start_s, event.time_s - executor.began_s)
         device.failed = False
         self._touched[device] = None
         if not device.seen and device.shared is not None:
@@ -308,7 +328,6 @@ class ProcessIsolation:
             for each in executor.awaited:
                 del self._awaited[each]
             executor.awaited.clear()
-            executor.turn = next(self._turns)
             executor.running[dispatch.request] = dispatch.slot
             self._placed[dispatch.request] = device
             victims = _own(dispatch.victims, executor) if dispatch.victims else ()
@@ -330,16 +349,12 @@ class ProcessIsolation:
                 self._inside.append(events.InputsReady(self._now_s, request))
         if device.shared is None:
             return
-        without = {client for client in device.waiting.values() if device.executor_of(client) is None}
-        given = device.given()
-        ending = sum(each.stopping for each in given)
-        for executor in [each for each in device.idle() if each.client][: max(0, len(without) - ending)]:
-            if len(given) - ending >= device.most:
-                self._stop(executor)
-                ending += 1
+        without = any(device.executor_of(client) is None for client in device.waiting.values())
+        if without and device.awaits_end():
+            self._make_room(device)
         if device.executor_of("") is None and not device.closing and (without or not device.failed):
             worker = next(self._numbers)
-            device.executors[worker] = ClientExecutor(worker)
+            device.executors[worker] = ClientExecutor(worker, self._now_s)
             self._on[worker] = device
             self._decisions.append(StartWorker(worker, WorkerKind.EXECUTOR, device.index))
         elif device.closing and not device.executors:
@@ -353,8 +368,18 @@ class ProcessIsolation:
         spare = device.executor_of("")
         if spare is None or len(device.given()) >= device.most:
             return None
-        spare.client = client
+        spare.client, spare.given_s, spare.unused_s = client, self._now_s, self._now_s
         return spare
+
+    def _make_room(self, device: DeviceExecutors) -> None:
+        """End an executor for a client without one, now or at the time from which one may end."""
+        if (executor := device.gives_way(self._now_s, self._busy)) is not None:
+            self._stop(executor)
+            return
+        wake_s = device.next_s(self._now_s, self._busy)
+        if wake_s and not self._now_s < device.wake_s <= wake_s:
+            device.wake_s = wake_s
+            self._decisions.append(WakeAt(wake_s))
 
     def _stop(self, executor: ClientExecutor) -> None:
         executor.stopping = True

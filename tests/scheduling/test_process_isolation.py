@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
 
 import pytest
 from hypothesis import given, settings
@@ -40,6 +43,7 @@ from kaas.scheduling.events import (
     WorkerReady,
 )
 from kaas.scheduling.policies import POLICIES, factory
+from kaas.scheduling.policies.reclaiming import TURN
 from kaas.scheduling.process_isolation import ProcessIsolation
 from tests.lanes import spread
 from tests.scheduling.policies.test_every_policy import FACTORIES, chaos
@@ -120,6 +124,7 @@ def test_a_new_client_finds_an_executor_that_started_ahead() -> None:
 def test_the_executor_that_was_used_longest_ago_ends_for_a_new_client() -> None:
     world = walled(2)
     ada, bob = run(world, "ada"), run(world, "bob")
+    world.tick(1.0)
     assert run(world, "ada") == ada
     world.arrive("eve")
     assert world.stopping == {bob}
@@ -129,6 +134,71 @@ def test_the_executor_that_was_used_longest_ago_ends_for_a_new_client() -> None:
     ((worker, _),) = world.running.values()
     assert worker not in (ada, bob)
     assert run(walled(2), "bob") == 0
+
+
+START_S, RUN_S, STOP_S = 1.0, 0.1, 0.05
+
+
+def calls(clients: int, executors: int, policy: str, until_s: float, think_s: float) -> tuple[Counter[str], int]:
+    """Let clients send each request some time after the last answer; return the answers, and how many workers began."""
+    world = World(isolated(factory(policy)), 1, 1, client_executors=executors)
+    world.tick()
+    answers: Counter[str] = Counter()
+    due: list[tuple[float, int, Callable[[], object]]] = []
+    numbers = count()
+    going: set[tuple[str, int]] = set()
+
+    def after(seconds: float, what: str, number: int, action: Callable[[], object]) -> None:
+        def then() -> None:
+            going.discard((what, number))
+            action()
+
+        if (what, number) not in going:
+            going.add((what, number))
+            heappush(due, (world.time_s + seconds, next(numbers), then))
+
+    def answered(request: int) -> None:
+        client = world.arrivals[request].client
+        answers[client] += 1
+        world.finish(request, RUN_S)
+        if think_s:
+            after(think_s, "think", request, partial(world.arrive, client))
+        else:
+            world.arrive(client)
+
+    for number in range(clients):
+        world.arrive(f"client {number}")
+    while world.time_s < until_s:
+        for request in world.running:
+            after(RUN_S, "run", request, partial(answered, request))
+        for worker in world.starting:
+            after(START_S, "start", worker, partial(world.up, worker))
+        for worker in world.stopped():
+            after(STOP_S, "stop", worker, partial(world.gone, worker, "stopped"))
+        while world.wakes:
+            heappush(due, (world.wakes.pop(), next(numbers), world.tick))
+        world.time_s, _, action = heappop(due)
+        action()
+    return answers, sum(isinstance(each, StartWorker) for each in world.decided)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "adaptive", "mqfq_sticky"])
+@pytest.mark.parametrize(("clients", "executors"), [(5, 4), (12, 4), (2, 1)])
+def test_more_clients_than_executors_cost_a_device_little_of_its_time(
+    policy: str, clients: int, executors: int
+) -> None:
+    until_s = 200.0
+    answers, started = calls(clients, executors, policy, until_s, 0.0)
+    assert answers.total() > 0.9 * until_s / RUN_S
+    assert len(answers) == clients
+    assert min(answers.values()) > answers.total() / clients / 3
+    assert started <= until_s / (TURN * START_S) + executors + 2
+
+
+def test_a_client_that_comes_seldom_finds_a_place_at_once_where_another_has_not_come_for_a_while() -> None:
+    until_s, think_s = 1000.0, 20.0
+    answers, _ = calls(6, 4, "adaptive", until_s, think_s)
+    assert min(answers.values()) >= until_s / (think_s + 4 * RUN_S) - 1
 
 
 def test_a_fault_of_one_client_costs_the_others_nothing() -> None:
@@ -179,6 +249,7 @@ def test_an_executor_that_has_started_for_a_request_stays_until_it_has_run_one()
     for client in ("ada", "tom"):
         world.known(client, priority=1)
     ada, bob = run(world, "ada"), run(world, "bob")
+    world.tick(1.0)
     assert run(world, "ada") == ada
     eve = world.arrive("eve")
     first = world.arrive("ada")
@@ -190,6 +261,7 @@ def test_an_executor_that_has_started_for_a_request_stays_until_it_has_run_one()
     assert not world.stopping
     world.finish(second, 1.0)
     assert list(world.running) == [eve]
+    up_all(world)
     assert world.stopping == {ada}
     world.finish(eve, 1.0)
     world.gone(ada, "stopped")
