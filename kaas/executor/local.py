@@ -150,7 +150,12 @@ def check(task: KTask, device: Device | int | None = None) -> Plan:
         CorruptImage, UnsupportedCode, Unprovided, UnknownSymbol, ArgumentMismatch, LaunchLimit, RequestTooLarge,
         DeviceUnavailable
     """
-    return executor_for(device).prepare(task)
+    from kaas.executor.plan.plan import check_size, largest_object_bytes
+
+    executor = executor_for(device)
+    plan = executor.prepare(task)
+    check_size(plan, executor.cache.device.capacity_bytes, executor.device.info().name, largest_object_bytes(plan))
+    return plan
 
 
 def executor_for(device: Device | int | None = None) -> Executor:

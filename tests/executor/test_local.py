@@ -69,6 +69,11 @@ def test_check_runs_nothing(scale: kaas.KTask, library: kaas.Library) -> None:
     with pytest.raises(RequestTooLarge) as caught:
         check(fill, Device("software", memory_bytes=1 << 20))
     assert caught.value.excess_bytes == 1 << 20
+    args: list[Any] = [kaas.In(big), kaas.Out(B), kaas.i32(0), kaas.i32(1)]
+    scaled = kaas.KTask([kaas.Kernel(library, "scale", 1, 64, args)], [B])
+    with pytest.raises(RequestTooLarge) as caught:
+        check(scaled, Device("software", memory_bytes=1 << 20))
+    assert caught.value.excess_bytes == (1 << 20) + 256
 
 
 ALONE = """

@@ -138,7 +138,7 @@ def make_plan(
     Raises:
         CorruptImage, UnsupportedCode, Unprovided, UnknownSymbol, ArgumentMismatch: the code.
         LaunchLimit: a grid, a block or shared memory beyond the limits of the device or the kernel.
-        RequestTooLarge: the kTask needs more memory than the device has, wherever its inputs are.
+        RequestTooLarge: the kTask needs more memory than the device has, without its objects: those may be elsewhere.
     """
     functions = [kernels.get(kernel.library, kernel.symbol) for kernel in task.kernels]
     for kernel, function in zip(task.kernels, functions, strict=True):
@@ -181,7 +181,7 @@ def make_plan(
         prints=any(_prints(kernels.image(library)) for library in task.libraries),
         apart=apart,
     )
-    _check_size(plan, capacity_bytes, device)
+    check_size(plan, capacity_bytes, device)
     return plan
 
 
@@ -354,12 +354,20 @@ def _check_limits(kernel: Kernel, function: LoadedKernel, limits: LaunchLimits, 
             )
 
 
-def _check_size(plan: Plan, capacity_bytes: int, device: str) -> None:
-    """Refuse a kTask that cannot fit even if all inputs are views of one object of the largest input's size."""
-    arena = plan.layout(plan.private_mask).nbytes
-    largest = max((plan.buffers[i].nbytes for i in plan.inputs if i not in plan.private), default=0)
-    if arena + largest > capacity_bytes:
-        raise too_large(plan.task, arena + largest, capacity_bytes, device)
+def check_size(plan: Plan, capacity_bytes: int, device: str, objects_bytes: int = 0) -> None:
+    """Check that the arena fits, and so many bytes of objects.
+
+    Raises:
+        RequestTooLarge
+    """
+    needed_bytes = plan.layout(plan.private_mask).nbytes + objects_bytes
+    if needed_bytes > capacity_bytes:
+        raise too_large(plan.task, needed_bytes, capacity_bytes, device)
+
+
+def largest_object_bytes(plan: Plan) -> int:
+    """Return the bytes of the objects of a request at least: all inputs may be views of one object."""
+    return max((plan.buffers[index].nbytes for index in plan.inputs if index not in plan.private), default=0)
 
 
 def too_large(task: KTask | None, needed_bytes: int, capacity_bytes: int, device: str) -> RequestTooLarge:

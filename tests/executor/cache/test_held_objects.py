@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import kaas
-from kaas.errors import DeviceError, KaasError
+from kaas.errors import DeviceError, KaasError, RequestTooLarge
 from kaas.executor.device.device_memory import HeldMemory, sealed_file
 from kaas.executor.executor import Executor, InputSource, RunRequest
 from kaas.executor.objects import HeldValue
@@ -140,6 +140,18 @@ def test_held_objects_leave_for_no_other_object(made: Made, make_executor: MakeE
         assert b"\1" not in stats.evicted
     assert made.fetched == 1
     assert small.cached_bytes[0] <= 3 * KIB
+
+
+def test_a_request_whose_held_objects_are_larger_than_the_executors_memory_runs(
+    made: Made, make_executor: MakeExecutor, task: kaas.KTask
+) -> None:
+    room_for_the_output = make_executor(KIB + 256)
+    room_for_the_output.prepare(task)
+    add(room_for_the_output, task, made.source(1), made.source(2), 3)
+    other = InputSource(key=b"other", fetch=partial(array, 4))
+    with pytest.raises(RequestTooLarge) as refused:
+        room_for_the_output.run(RunRequest(task, {"a": made.source(1), "b": other}, {}))
+    assert (refused.value.needed_bytes, refused.value.capacity_bytes) == (2 * KIB, KIB + 256)
 
 
 def test_a_kernel_that_writes_an_input_gets_a_copy(executor: Executor, made: Made, library: kaas.Library) -> None:
