@@ -4,8 +4,9 @@ A kernel that breaks out of its buffers has the rights of the process around it.
 before the first kernel is loaded, for good: the process reads the system's and Python's files and no others, writes
 into the compile cache and its own threads' files (/proc/self/task) only, starts no program, makes no TCP connection,
 and neither traces another process nor signals one. Linux restricts files from 5.13 on, connections from 6.7 on, signals
-from 6.12 on. Landlock lets a process still list and open the open files of another one (/proc/PID/fd): `unreadable` and
-the loss of capabilities prevent that.
+from 6.12 on. Landlock lets a process with root's rights read the environment and the memory map of any other (found on
+Linux 6.18), so it loses these rights. And Landlock binds no process outside of a sandbox: `unreadable` keeps those of
+the same user from the memory, the environment and the open files of this one.
 `kaas.worker.seccomp` refuses system calls that Landlock does not cover. Namespaces of its own, where Linux lets a user
 make them, leave the process no network and no abstract sockets of others at all.
 """

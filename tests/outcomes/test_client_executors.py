@@ -72,6 +72,8 @@ def join(role, name):
 
 
 def look(own):
+    from cuda.bindings import driver
+
     here = os.environ["SOFTGPU_KERNELS"]
     others = os.path.dirname(os.path.dirname(here))
     found = {{
@@ -80,8 +82,10 @@ def look(own):
         "a program's place": attempt(lambda: join("client", "thief")),
         "another worker's place": attempt(lambda: join("executor", "1" if own == "0" else "0")),
         "a place that no worker has": attempt(lambda: join("executor", "77")),
+        "its own place again": attempt(lambda: join("executor", own)),
         "others' compiled code": attempt(lambda: os.listdir(others)),
         "code for others": attempt(lambda: open({kernels!r} + "/planted", "w")),
+        "new code": attempt(lambda: str(driver.cuModuleLoadData({new_code!r}.encode())[0])),
         "its own code": attempt(lambda: bool(os.listdir(here))),
         "files": [attempt(lambda: os.readlink("/proc/self/fd/%s" % each)) for each in range(99)],
         "cut": attempt(lambda: os.ftruncate(2, 0)),
@@ -143,7 +147,9 @@ def test_code_in_an_executor_finds_nothing_of_another_client_and_takes_no_other_
     code = tmp_path / "code"
     code.mkdir()
     kernels = str(user_cache.cache_root() / "kernels")
-    text = INTRUDER.format(backwards=secret[:16].tobytes()[::-1].hex(), said=SAID, kernels=kernels, forged=FORGED)
+    text = INTRUDER.format(
+        backwards=secret[:16].tobytes()[::-1].hex(), said=SAID, kernels=kernels, forged=FORGED, new_code=TRAP
+    )
     (code / "sitecustomize.py").write_text(text)
     monkeypatch.syspath_prepend(str(code))
     server = Server(tmp_path, WALLS)
@@ -167,9 +173,11 @@ def test_code_in_an_executor_finds_nothing_of_another_client_and_takes_no_other_
         assert "runs kernels for the pool: it is no program" in each["a program's place"]
         assert "is not worker" in each["another worker's place"]
         assert "there is no worker 77" in each["a place that no worker has"]
+        assert "is connected already" in each["its own place again"]
         assert each["others' compiled code"].startswith("PermissionError")
         assert each["code for others"].startswith("PermissionError")
         assert each["cut"].startswith("OSError")
+        assert "JIT_COMPILATION_DISABLED" in each["new code"]
         assert not [name for name in each["files"] if name.startswith("'/") and not name.startswith("'/dev/")]
         assert each["its own code"] in ("False", "True")  # a kernel may be in the cache already
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+import sqlite3
 import struct
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -196,6 +197,57 @@ def test_a_servers_state(servers: Path, killed: bool, damage: Damage) -> None:
         asyncio.run(serve(folder, damaged, between))
 
     copied(servers / ("killed" if killed else "ended"), use)
+
+
+def in_a_name(folder: Path) -> Path:
+    """Give an object the name of another one. Return the file."""
+    path = folder / "clients.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        ((number, entry),) = [
+            row for row in connection.execute("SELECT id, value FROM entries").fetchall() if b"value 4" in row[1]
+        ]
+        changed = flipped(entry, entry.index(b"value 4") + 6)
+        connection.execute("UPDATE entries SET value = ? WHERE id = ?", (changed, number))
+    return path
+
+
+def in_a_total(folder: Path) -> Path:
+    path = folder / "usage.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE flows SET requests = requests + 1")
+    return path
+
+
+def in_a_charge(folder: Path) -> Path:
+    path = max(folder.glob(f"{SEGMENT}*"))
+    data = path.read_bytes()
+    path.write_bytes(flipped(data, data.rindex(b"function 1") + 9))
+    return path
+
+
+def in_an_object(folder: Path) -> Path:
+    size = VALUES["value 0"].nbytes
+    (path,) = [each for each in folder.glob("contents/*/*") if each.stat().st_size == size]
+    path.write_bytes(flipped(path.read_bytes(), size // 2))
+    return path
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    changed = bytearray(data)
+    changed[at] ^= 1
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("damage", [in_a_name, in_a_total, in_a_charge, in_an_object])
+def test_one_bit_of_a_name_a_number_or_a_value(servers: Path, damage: Callable[[Path], Path]) -> None:
+    """The file is sound for SQLite, and its entries can be decoded: only checksums tell."""
+
+    def use(folder: Path) -> None:
+        with Heard() as heard:
+            asyncio.run(serve(folder, damage(folder), between=False))
+        assert "damaged" in heard.text
+
+    copied(servers / "killed", use)
 
 
 # --- a pool's store

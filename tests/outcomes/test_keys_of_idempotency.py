@@ -32,7 +32,9 @@ def values(width: int) -> np.ndarray[Any, Any]:
     return np.arange(width, dtype=np.float32)
 
 
-def test_other_inputs_or_scalars_under_a_key_are_an_error_and_the_same_are_the_same_request(tmp_path: Path) -> None:
+def test_another_function_or_other_inputs_or_scalars_under_a_key_are_an_error_and_the_same_are_one_request(
+    tmp_path: Path,
+) -> None:
     server = Server(tmp_path)
     out, steps = kaas.Buffer("out", 1, "uint32"), kaas.Scalar("steps", "i64")
     spin = kaas.KTask([kaas.Kernel(STEPS, "spin", 1, 1, [kaas.Out(out), steps])], [out])
@@ -47,6 +49,9 @@ def test_other_inputs_or_scalars_under_a_key_are_an_error_and_the_same_are_the_s
                 with pytest.raises(KeyReused) as raised:
                     client.call(scale, {"x": values(width) + 1}, key=key).result(TIMEOUT_S)
                 assert raised.value.key == key
+                other = client.register(scaled(3.0, width=width))
+                with pytest.raises(KeyReused):
+                    client.call(other, {"x": values(width)}, key=key).result(TIMEOUT_S)
             function = client.register(spin)
             client.call(function, {}, scalars={"steps": 1}, key="spin").result(TIMEOUT_S)
             with pytest.raises(KeyReused):

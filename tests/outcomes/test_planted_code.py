@@ -71,17 +71,23 @@ def test_a_planted_driver_library_is_built_anew(tmp_path: Path, how: str | int) 
     assert not target.is_symlink()
 
 
-@pytest.mark.parametrize("how", ["a link", *OTHERS_MAY_WRITE])
-def test_planted_kernels_are_made_again(tmp_path: Path, how: str | int, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("how", ["a link", "another owner", *OTHERS_MAY_WRITE])
+def test_planted_kernels_are_made_again(
+    tmp_path: Path, how: str | int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache = DiskCache(tmp_path / "cache", 1 << 20)
     cache.put("kernel", b"code")
     entry = tmp_path / "cache" / "kernel"
     if isinstance(how, int):
         entry.chmod(how)
+    elif how == "another owner":
+        owner = entry.stat().st_uid
+        monkeypatch.setattr(os, "getuid", lambda: owner + 1)
     else:
         entry.rename(tmp_path / "elsewhere")
         entry.symlink_to(tmp_path / "elsewhere")
     assert cache.get("kernel") is None
     assert "kernel" in caplog.text
+    monkeypatch.undo()
     cache.put("kernel", b"code")
     assert cache.get("kernel") == b"code"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -177,6 +178,64 @@ def test_the_intruder_succeeds_without_a_sandbox(tmp_path: Path, monkeypatch: py
     assert found.pop("a local connection") == "ZeroDivisionError"  # an executor needs that
     assert found["environment"] == "a token"
     (user_cache.cache_root() / "driver/link").unlink(missing_ok=True)
+
+
+RIGHTS = """
+import json, os, socket
+from kaas.worker import sandbox
+
+
+def attempt(action):
+    try:
+        return repr(action())[:200]
+    except OSError as error:
+        return type(error).__name__
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read(16)
+
+
+def fd(pid):
+    return [os.readlink(f"/proc/{pid}/fd/{each}") for each in os.listdir(f"/proc/{pid}/fd")]
+
+
+sandbox._try_namespaces = lambda: False  # as where Linux allows none
+(found, said), (end, open_till_end) = os.pipe(), os.pipe()
+outside = os.getpid()
+inside = os.fork()
+if not inside:
+    os.close(open_till_end)
+    sandbox.Sandbox().enter()
+    os.write(said, json.dumps({
+        "another root": attempt(lambda: os.chroot("/")),
+        "the machine's name": attempt(lambda: socket.sethostname(socket.gethostname())),
+        "another user": attempt(lambda: os.setuid(65534)),
+        "others' environment": attempt(lambda: read(f"/proc/{outside}/environ")),
+        "others' memory map": attempt(lambda: read(f"/proc/{outside}/maps")),
+    }).encode())
+    os.read(end, 1)
+    os._exit(0)
+by_inside = json.loads(os.read(found, 1 << 12))
+sandbox._drop_capabilities()
+by_outside = {
+    "environment": attempt(lambda: read(f"/proc/{inside}/environ")),
+    "memory": attempt(lambda: read(f"/proc/{inside}/mem")),
+    "memory map": attempt(lambda: read(f"/proc/{inside}/maps")),
+    "files": attempt(lambda: fd(inside)),
+}
+print(json.dumps({**by_inside, **by_outside}))
+"""
+
+
+@pytest.mark.processes
+def test_a_process_in_a_sandbox_has_no_rights_of_root_and_no_process_of_its_user_reads_it() -> None:
+    """Root's rights would read the environment of any process, whatever Landlock says (found on Linux 6.18)."""
+    run = subprocess.run([sys.executable, "-c", RIGHTS], capture_output=True, check=True, timeout=TIMEOUT_S)
+    found = json.loads(run.stdout)
+    assert len(found) == 9
+    assert set(found.values()) == {"PermissionError"}
 
 
 def test_a_server_is_refused_where_linux_cannot_protect_its_keys(

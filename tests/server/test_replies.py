@@ -78,14 +78,23 @@ def test_a_reported_fault_has_no_addresses_and_nothing_of_other_memory(memcheck:
     assert told.endswith(MEMCHECK_ELSEWHERE) is not memcheck
 
 
-def test_the_story_of_a_quarantine_has_no_addresses() -> None:
-    near = (
-        "worker 3 (pid 1234) ended: illegal access: 0x7f5812345678, 4 bytes behind the end of the nearest buffer "
-        "(w: 4096 bytes at 0x7f5812340000)"
-    )
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (
+            "illegal access: 0x7f5812345678, 4 bytes behind the end of the nearest buffer (w: 4096 bytes at "
+            "0x7f5812340000)",
+            "illegal access: memory outside its buffers",
+        ),
+        ("misaligned access at 0x7f5812345678", "misaligned access at \u2026"),
+        ("illegal access, 4096 bytes before the nearest buffer", "illegal access"),
+    ],
+)
+def test_the_story_of_a_quarantine_has_no_addresses(fault: str, told: str) -> None:
+    near = f"worker 3 (pid 1234) ended: {fault}"
     failure = failure_of(1, Quarantined(f"f is not run any more. Last: {near}", function="f", faults=1, story=(near,)))
     said = msgspec.json.encode(failure).decode()
-    assert failure.message.endswith("illegal access: memory outside its buffers")
+    assert failure.message.endswith(f"worker 3 ended: {told}")
     assert not any(word in said for word in ("0x", "4096", "nearest", "1234"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 import kaas
 from kaas.errors import OutOfDeviceMemory
-from kaas.executor.device.device_memory import HOST_ROOM, HostRoom, available_bytes
+from kaas.executor.device.device_memory import HOST_ROOM, HostRoom, available_bytes, sealed_file
 from kaas.executor.executor import InputSource, RunRequest
 from tests.executor.conftest import MakeExecutor
 
@@ -90,3 +91,19 @@ def test_a_request_without_room_is_refused_and_runs_when_there_is_room(
             executor.run(request)
     assert refused.value.free_bytes == 8 * MB
     np.testing.assert_array_equal(executor.run(request).outputs["y"], 2 * np.arange(N))
+
+
+@pytest.mark.parametrize("kind", ["of a device", "page-locked", "shared"])
+def test_no_kind_of_memory_is_taken_without_room(
+    make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    device = make_executor(1 << 20).device
+    takes: dict[str, Callable[[], object]] = {
+        "of a device": lambda: device.allocate(16 * MB),
+        "page-locked": lambda: device.allocate_host(16 * MB),
+        "shared": lambda: sealed_file([], 16 * MB, device.ordinal, "device"),
+    }
+    monkeypatch.setattr(HOST_ROOM, "_look", lambda: 8 * MB)
+    monkeypatch.setattr(HOST_ROOM, "_allowed_bytes", 0)
+    with device.context, pytest.raises(OutOfDeviceMemory, match="this process may take 8388608 more"):
+        takes[kind]()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import kaas
+from kaas.code.launched import launched
 from kaas.config import Config, Device
 from kaas.errors import CompileLimitExceeded, KaasError
 from kaas.ktask.images import Image
@@ -22,7 +23,7 @@ from kaas.pool.executors.transport import Compilation
 from kaas.pool.on_processes import compilers
 from kaas.pool.on_processes.compilers import Compilers, TimeLeft
 from kaas.worker.process_orders import CompilerWork
-from softgpu.ahead import namespace
+from softgpu.ahead import CodeAhead, namespace
 from tests.loops import run
 from tests.providers import write_metadata
 
@@ -246,6 +247,33 @@ def test_a_text_that_leads_a_compiler_astray_changes_the_code_of_no_other_text(
     entries = list((own_cache / "softgpu" / "kernels").iterdir())
     assert len(entries) == 1 + 4 * 2  # of the first image its refusal only, and of the provider's "round" nothing
     assert not [path for path in entries if path.read_bytes().endswith(b"planted")]
+
+
+def test_a_compiler_brings_no_code_of_a_text_that_it_was_not_given(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names of the code of any text can be computed, that of other clients among them."""
+    (library,) = launched(task(EMPTY + "// other\n"))
+    planted = {*CodeAhead((EMPTY + "// other\n").encode(), library.kernels, fenced=True).entries(namespace())}
+    stand_in(tmp_path, monkeypatch, f"""
+        def compile(self, own):
+            from softgpu import disk_cache
+            real(self, own)
+            for entry in {planted!r}:
+                disk_cache.DiskCache(own, 1 << 20).put(entry, b"planted")
+    """)  # fmt: skip
+
+    async def main() -> Compilation:
+        ready = made()
+        try:
+            return await ready.compile(task(EMPTY + "// mallory\n"), "mallory")
+        finally:
+            ready.close()
+
+    assert run(main()).made
+    entries = {path.name for path in (own_cache / "softgpu" / "kernels").iterdir()}
+    assert len(planted) == len(entries) == 2
+    assert not planted & entries
 
 
 GOOD_AND_REFUSED = (

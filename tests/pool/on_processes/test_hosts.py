@@ -15,12 +15,14 @@ import pytest
 from kaas.config import Config, Device
 from kaas.errors import KaasError
 from kaas.pool.on_processes import hosts
-from kaas.pool.on_processes.hosts import ProcessHosts
+from kaas.pool.on_processes.hosts import PRINTED_BYTES_PER_MINUTE, ProcessHosts
 from kaas.scheduling.decisions import StartWorker
 from kaas.scheduling.events import WorkerKind
 from kaas.wire.messages import Address
 from kaas.wire.status import status_codec
 from kaas.wire.status.status import WorkerInfo
+from kaas.worker.processes import PrintedLines
+from kaas.worker.sandbox import Sandbox
 from tests.loops import run
 
 START, ADDRESS = StartWorker(3, WorkerKind.EXECUTOR, 0), Address("epoch", "here", "/nowhere")
@@ -80,23 +82,55 @@ def test_a_start_that_fails_otherwise_is_not_tried_again(started: Callable[..., 
     assert FakeChild.tried == 1
 
 
+class ManyThreads(FakeChild):
+    """An executor whose threads are those of this process. killed: how often it was."""
+
+    process = SimpleNamespace(pid=os.getpid())
+    killed = 0
+
+    def pass_on(self, name: str, *printed: PrintedLines) -> None:
+        for each in printed:
+            each(name, "x" * (2 * PRINTED_BYTES_PER_MINUTE))
+
+    def kill_group(self) -> None:
+        ManyThreads.killed += 1
+
+
 def test_an_executor_with_more_threads_than_it_needs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def begin() -> None:
-        ended = asyncio.Event()
-        process = SimpleNamespace(pid=os.getpid(), stdout=None, stderr=None)
-        child = SimpleNamespace(process=process, kill_group=ended.set)
-        machine = ProcessHosts(Config(devices=(Device("software"),)), "here")
-        loop = asyncio.get_running_loop()
-        machine._children[3] = child, loop.create_future()  # type: ignore[assignment]
-        monkeypatch.setattr(hosts, "COUNTED_EVERY_S", 0)
-        machine._bound(loop, 3)
-        await asyncio.sleep(0)
-        assert not ended.is_set()
+    async def scenario() -> None:
+        machine = ProcessHosts(Config(devices=(Device("gpu"),)), "here", Sandbox())
+        await machine.start(START, ADDRESS)
+        await looked()
+        before = ManyThreads.killed
         monkeypatch.setattr(hosts, "THREADS_AT_MOST", threading.active_count() - 1)
-        await ended.wait()
+        await looked()
+        assert (before, ManyThreads.killed > 0) == (0, True)
         machine._children.clear()
 
-    run(begin())
+    async def looked() -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    FakeChild.errors, FakeChild.tried = [], 0
+    monkeypatch.setattr(hosts, "Child", ManyThreads)
+    monkeypatch.setattr(hosts, "COUNTED_EVERY_S", 0)
+    run(scenario())
+
+
+def test_what_an_executor_in_a_sandbox_says_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario() -> None:
+        machine = ProcessHosts(Config(devices=(Device("gpu"),)), "here", Sandbox())
+        await machine.start(START, ADDRESS)
+        machine._children.clear()
+
+    FakeChild.errors, FakeChild.tried = [], 0
+    monkeypatch.setattr(hosts, "Child", ManyThreads)
+    run(scenario())
+    for said in capsys.readouterr():
+        assert said.startswith("[worker 3] xxx")
+        assert said.count("x") == PRINTED_BYTES_PER_MINUTE
 
 
 def test_a_start_that_is_killed_while_it_waits_gets_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
