@@ -628,6 +628,12 @@ class CompilerDied(KaasError):
     reason: str
 
 
+class CodeUnavailable(KaasError):
+    """The request's compiled code cannot be written, as on a full disk. A later request tries it again."""
+
+    reason: str
+
+
 class ResultLost(KaasError):
     """A finished result that is lost, for example with the pool's process, and could not be computed again."""
 

@@ -9,6 +9,7 @@ from kaas import errors
 from kaas.errors import (
     MEMCHECK_ELSEWHERE,
     MEMCHECK_TELLS_MORE,
+    CodeUnavailable,
     DeviceError,
     DeviceUnavailable,
     ETaskFailed,
@@ -36,6 +37,7 @@ HIDDEN_FIELDS = ("path", "traceback")
 FOREIGN_FIELDS = ("reason", "story")
 """Fields with text of the system, of a compiler or of the operator's functions."""
 FOREIGN_ERRORS = (
+    CodeUnavailable,
     DeviceUnavailable,
     ETaskFailed,
     ExecutorDied,

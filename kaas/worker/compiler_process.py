@@ -26,7 +26,7 @@ from kaas.errors import Unprovided
 from kaas.ktask.images import Image
 from kaas.worker.process_orders import CompilerOrders, CompilerWork
 from kaas.worker.processes import end_group, ordered, report_ready
-from softgpu.ahead import namespace, prepare
+from softgpu.ahead import WrittenCache, namespace, prepare
 from softgpu.disk_cache import CACHE_BYTES, DiskCache
 from softgpu.errors import SoftgpuError
 
@@ -46,14 +46,26 @@ def main() -> None:
         todo: CompilerWork = pickle.load(work)
     limit_s = math.ceil(process_time() + todo.limit_s)
     resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s + 1))  # first SIGXCPU, which says why; then SIGKILL
-    own = DiskCache(Path(orders.folder), CACHE_BYTES)
+    try:
+        _work(todo, Path(orders.folder))
+    except OSError as error:
+        sys.exit(error.errno)
+
+
+def _work(todo: CompilerWork, folder: Path) -> None:
+    """Do what is to do.
+
+    Raises:
+        OSError: the code cannot be written.
+    """
+    own = WrittenCache(folder, CACHE_BYTES)
     for name in todo.names:
         with contextlib.suppress(Unprovided):  # the executor asks again, and raises it
             found = [(image.kind, image.data) for image in providers.code(name)]
             own.put(_entry(name), msgspec.msgpack.encode(found))
     for image in todo.images:
         with contextlib.suppress(SoftgpuError):  # the executor finds the reason in the cache, and raises it
-            image.compile(Path(orders.folder))
+            image.compile(folder)
 
 
 _images = msgspec.msgpack.Decoder(list[tuple[str, bytes]]).decode

@@ -67,12 +67,12 @@ class CodeAhead:
 
         Raises:
             SoftgpuError: the image, or one of the kernels, cannot be compiled; the code of others is there.
-            MemoryError
+            MemoryError. OSError: the code cannot be written.
         """
         from softgpu import target
         from softgpu.translation import Translator
 
-        translator = Translator(DiskCache(own, CACHE_BYTES, cache_root() / KERNELS), target.host())
+        translator = Translator(WrittenCache(own, CACHE_BYTES, cache_root() / KERNELS), target.host())
         try:
             examined = translator.examine(self._content)
             known = {kernel.name: kernel for kernel in examined.info.kernels}
@@ -88,6 +88,13 @@ class CodeAhead:
             raise SoftgpuError(error.message) from error
         if refusals:
             raise SoftgpuError("; ".join(refusals))
+
+
+class WrittenCache(DiskCache):
+    """A cache whose `put` raises OSError if it cannot write: of no use is code that is not kept."""
+
+    def _unwritten(self, error: OSError) -> None:
+        raise error
 
 
 def prepare() -> None:
@@ -112,8 +119,12 @@ def whole(known: ModuleInfo | RefusedCode | None) -> bool:
 
 
 def adopt(own: Path, entries: Iterable[str]) -> None:
-    """Copy these entries, as far as they are undamaged, from a folder into the user's cache, and no others."""
-    made, shared = DiskCache(own, CACHE_BYTES), _shared()
+    """Copy these entries, as far as they are undamaged, from a folder into the user's cache, and no others.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    made, shared = DiskCache(own, CACHE_BYTES), WrittenCache(cache_root() / KERNELS, CACHE_BYTES)
     for entry in entries:
         if (payload := made.get(entry)) is not None:
             shared.put(entry, payload)

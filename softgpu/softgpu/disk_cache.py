@@ -88,7 +88,10 @@ class DiskCache:
                 self._trim()
                 self._written_bytes = 0
         except OSError as error:
-            _log.warning("cannot write the kernel cache: %s", error)
+            self._unwritten(error)
+
+    def _unwritten(self, error: OSError) -> None:
+        _log.warning("cannot write the kernel cache: %s", error)
 
     def _trim(self) -> None:
         entries = []

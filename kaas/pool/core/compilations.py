@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from kaas.errors import CompilerDied, KaasError
+from kaas.errors import CodeUnavailable, CompileLimitExceeded, CompilerDied, KaasError
 from kaas.ktask.request import RETRIES
 from kaas.pool.background import Background
 from kaas.pool.executors.transport import Compilation, WorkerCall, WorkerTransport
@@ -56,7 +56,8 @@ class Compilations:
         self, call: WorkerCall, inputs: Awaitable[Any] | None
     ) -> tuple[BegunCompilation | None, Awaitable[Any] | None]:
         """Return the compilation of a request's kTask, which begins unless it has begun; and what the request waits
-        for, its inputs and its code. Awaiting it raises CompileLimitExceeded or CompilerDied if there is no code.
+        for, its inputs and its code. Awaiting it raises CompileLimitExceeded, CompilerDied or CodeUnavailable
+        if there is no code.
 
         Raises:
             CompileLimitExceeded: it is known that there is no code.
@@ -75,7 +76,7 @@ class Compilations:
         """Wait until a kTask's code is compiled, also if it was before: the cache may have been cleaned meanwhile.
 
         Raises:
-            CompileLimitExceeded, CompilerDied
+            CompileLimitExceeded, CompilerDied, CodeUnavailable
         """
         self.done.pop(call.task, None)
         if (wait := self.wanted(call, None)[1]) is not None:
@@ -85,6 +86,8 @@ class Compilations:
         """Compile the code of a call's kTask; return why there is none."""
         try:
             made = await self._tried(call)
+        except CodeUnavailable as error:
+            return error
         except (KaasError, OSError) as error:
             _log.warning("%s: no compiler runs ahead of its first request: %s", call.label, error)
             return None
@@ -96,7 +99,7 @@ class Compilations:
                 self.meter.compiled(call.client, call.label, made.processor_s)
         if made.error is None:
             _remember(self.done, call.task, None)
-        elif not made.lost:  # a later request tries again what another process has ended
+        elif isinstance(made.error, CompileLimitExceeded):  # of other errors the code is no cause: it is tried again
             _remember(self._failed, call.task, made.error)
         return made.error
 

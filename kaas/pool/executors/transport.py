@@ -74,7 +74,8 @@ class Compilation:
     """The end of a compilation.
 
     Fields:
-        error: why there is no code, if a limit has ended the compiler. lost: how another process has ended it, else "".
+        error: why there is no code, if a limit has ended the compiler, or the code cannot be written. lost: how another
+            process has ended it, else "".
     """
 
     processor_s: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import pickle
 import signal
@@ -20,7 +21,7 @@ from kaas.code.choice import chosen
 from kaas.code.launched import ON_SOFTWARE, LaunchedLibrary, launched
 from kaas.code.providers import BUILD, KEPT, folders
 from kaas.config import Config, Device
-from kaas.errors import CompileLimitExceeded, KaasError
+from kaas.errors import CodeUnavailable, CompileLimitExceeded, KaasError
 from kaas.ktask.images import PROVIDED, Image
 from kaas.pool.executors.transport import Compilation
 from kaas.pool.on_processes.turns import CompilerTurns
@@ -121,7 +122,10 @@ class Compilers:
         async with self._compiler() as compiler:
             done = await compiler.did(left, CompilerWork(images=[image.code for image in images]))
             entries = [entry for image in images for entry in image.code.entries(self._namespace)]
-            await asyncio.to_thread(adopt, compiler.kernels, entries)
+            try:
+                await asyncio.to_thread(adopt, compiler.kernels, entries)
+            except OSError as error:
+                return replace(done, error=unwritten(error))
             return done
 
     async def _ask(self, names: Sequence[Image], given: dict[Image, Sequence[Image]]) -> Compilation:
@@ -139,7 +143,7 @@ class Compilers:
         self._provided |= found
         for oldest in list(self._provided)[:-KEPT]:
             del self._provided[oldest]
-        return replace(asked, error=None)
+        return asked if isinstance(asked.error, CodeUnavailable) else replace(asked, error=None)
 
     @asynccontextmanager
     async def _compiler(self) -> AsyncIterator[CompilerProcess]:
@@ -221,10 +225,13 @@ class CompilerProcess:
         """Start it. limit_s: the processor seconds of a kTask.
 
         Raises:
-            KaasError: no process can be started.
+            CodeUnavailable: it can have no folder. KaasError: no process can be started.
         """
         self._limit_s = limit_s
-        self._folder = ProcessFolder("compiler-", str(cache_root("kaas-executors")))
+        try:
+            self._folder = ProcessFolder("compiler-", str(cache_root("kaas-executors")))
+        except OSError as error:
+            raise unwritten(error) from error
         self.kernels = Path(self._folder.path, KERNELS)
         """The folder of its code."""
         work, self._work = os.pipe()
@@ -306,12 +313,20 @@ def ended(status: int, took_s: float, left: TimeLeft, limit_s: float) -> Compila
         limit = f"{limit_s:g} processor seconds"
     elif left.idle_s <= 0:
         limit = f"{limit_s:g} seconds in which its compiler wants no processor"
+    elif status in errno.errorcode and status > 1:
+        return Compilation(took_s, unwritten(OSError(status, os.strerror(status))))
     elif -status in KILLED:
         return Compilation(took_s, lost=how_it_ended(status))
     else:
         limit = f"{LIMIT_BYTES >> 20} MiB"
     message = f"its code was not compiled: that takes more than {limit}, the pool's limit"
     return Compilation(took_s, CompileLimitExceeded(message, limit_s=limit_s, limit_bytes=LIMIT_BYTES))
+
+
+def unwritten(error: OSError) -> CodeUnavailable:
+    """Return the error of code that cannot be written."""
+    reason = error.strerror or str(error)
+    return CodeUnavailable(f"its compiled code cannot be written into {cache_root()}: {reason}", reason=reason)
 
 
 def _seen(start: asyncio.Task[tuple[str, float]]) -> None:

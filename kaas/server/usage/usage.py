@@ -16,6 +16,7 @@ ASK_AGAIN = frozenset(
     (
         "cancelled",
         "Cancelled",
+        "CodeUnavailable",
         "DeviceUnavailable",
         "PoolStopped",
         "QueueFull",

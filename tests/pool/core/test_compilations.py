@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kaas.errors import CompileLimitExceeded, CompilerDied, KaasError, NotCompiled, QueueFull
+from kaas.errors import CodeUnavailable, CompileLimitExceeded, CompilerDied, KaasError, NotCompiled, QueueFull
 from kaas.ktask.request import RETRIES
 from kaas.pool.core import compilations
 from kaas.pool.core.core import Pool
@@ -114,6 +114,23 @@ def test_code_whose_compilers_are_all_killed_is_an_error_now_and_not_later() -> 
 
     isolated(scenario)
     assert paid == [0.5 * (RETRIES + 1), 1.0]
+
+
+def test_code_that_cannot_be_written_is_an_error_now_and_not_later() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        full = CodeUnavailable("no room", reason="No space left on device")
+        task = await begin(pool.submit(of("f")))
+        workers.compilations[0][1].set_result(Compilation(0.5, full))
+        await settle()
+        assert await failure_of(task) is full
+        assert not workers.runs
+        later = await begin(pool.submit(of("f")))
+        workers.compilations[1][1].set_result(Compilation(1.0))
+        await settle()
+        workers.reply()
+        assert await later == "value"
+
+    isolated(scenario)
 
 
 def test_a_request_whose_deadline_passes_before_its_code_is_compiled_says_so() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent, indent
@@ -15,9 +17,10 @@ from typing import Any
 import pytest
 
 import kaas
+from kaas.cache_folders import cache_root
 from kaas.code.launched import launched
 from kaas.config import Config, Device
-from kaas.errors import CompileLimitExceeded, KaasError
+from kaas.errors import CodeUnavailable, CompileLimitExceeded, KaasError
 from kaas.ktask.images import Image
 from kaas.pool.executors.transport import Compilation
 from kaas.pool.on_processes import compilers
@@ -274,6 +277,53 @@ def test_a_compiler_brings_no_code_of_a_text_that_it_was_not_given(
     entries = {path.name for path in (own_cache / "softgpu" / "kernels").iterdir()}
     assert len(planted) == len(entries) == 2
     assert not planted & entries
+
+
+NO_ROOM = """
+    def compile(self, own):
+        import errno, os, tempfile
+        def full(**_):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if os.path.exists({mark!r}):
+            tempfile.mkstemp = full
+        real(self, own)
+"""
+
+
+@pytest.mark.parametrize("finds_it", ["the compiler", "the pool"])
+def test_on_a_full_disk_the_error_names_it_and_later_the_code_is_compiled(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finds_it: str
+) -> None:
+    mark, kernels = cache_root() / "full", own_cache / "softgpu" / "kernels"
+    stand_in(tmp_path, monkeypatch, NO_ROOM.format(mark=str(mark)))
+    make = tempfile.mkstemp
+
+    def full(**options: Any) -> tuple[int, str]:
+        if options["dir"] == kernels:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return make(**options)
+
+    async def main() -> list[Compilation]:
+        ready = made()
+        try:
+            with monkeypatch.context() as patch:
+                if finds_it == "the compiler":
+                    mark.touch()
+                else:
+                    patch.setattr(tempfile, "mkstemp", full)
+                found = [await ready.compile(task(EMPTY), "alice")]
+            mark.unlink(missing_ok=True)
+            return [*found, await ready.compile(task(EMPTY), "alice"), await ready.compile(task(EMPTY), "alice")]
+        finally:
+            ready.close()
+
+    without_room, with_room, cached = run(main())
+    assert isinstance(without_room.error, CodeUnavailable)
+    assert without_room.error.reason == os.strerror(errno.ENOSPC)
+    assert str(own_cache) in without_room.error.message
+    assert without_room.processor_s > 0
+    assert with_room.made
+    assert with_room.processor_s > cached.processor_s == 0
 
 
 GOOD_AND_REFUSED = (
