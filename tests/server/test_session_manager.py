@@ -432,6 +432,20 @@ def test_only_invalid_messages_with_a_number_get_a_failure(alice: Speaker) -> No
     assert alice.quiet()
 
 
+def test_no_program_of_a_name_is_let_in_before_the_data_of_the_revoked_client_is_removed(tmp_path: Path) -> None:
+    async def scenario(server: FakeServer) -> None:
+        server.manager.kept_out = {"alice"}
+        early = server.program()
+        server.deliver(early, protocol.Invoke(1, "f"))
+        assert not [header for header, _ in early.sent if not isinstance(header, protocol.Failure)]
+        assert not server.requests
+        server.manager.kept_out = ()
+        (welcome, _), *_ = server.program().sent
+        assert isinstance(welcome, protocol.Welcome)
+
+    play(tmp_path, scenario)
+
+
 def test_a_message_that_is_nested_too_deeply_is_dropped(tmp_path: Path) -> None:
     async def scenario(server: FakeServer) -> None:
         deep = b"\x81\xa5other" + b"\x91" * 10_000 + b"\xc0"
