@@ -1,4 +1,4 @@
-"""docs/benchmarks.md, and the table of docs/security.md, made from the last results: no figure there is typed.
+"""docs/benchmarks.md, and the tables of docs/security.md, made from the last results: no figure there is typed.
 
 `make bench` keeps each benchmark's report in benchmarks/results/NAME.json, with the date, commit and processor of the
 measurement, and writes the page; `make gpu` keeps those of an NVIDIA GPU in gpu-NAME.json; `python -m benchmarks.page`
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import trends
+from benchmarks.isolation.tables import tables
 from benchmarks.report import Bar, met
 from kaas.peers.losses import losses
 
@@ -28,7 +29,7 @@ MEANINGS = HERE / "meanings.toml"
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 
 SECURITY = HERE.parent / "docs" / "security.md"
-TABLE_BEGINS, TABLE_ENDS = "<!-- made by `python -m benchmarks.page` -->", "<!-- end of the table -->"
+TABLES_BEGIN, TABLES_END = "<!-- made by `python -m benchmarks.page` -->", "<!-- end of the tables -->"
 
 NOT_MEASURED = "not measured since this table is generated"
 
@@ -198,34 +199,11 @@ def _range(times: Sequence[float]) -> str:
     return first if first == last else f"{first} to {last}"
 
 
-def isolation_table(detail: Mapping[str, Any]) -> str:
-    """Return the table of docs/security.md: what each level costs."""
-    levels = {name.split("_")[1]: None for name in detail if name.startswith("pool_")}
-    if not levels:
-        return f"It is {NOT_MEASURED}."
-    figures = {
-        "throughput of four clients, requests/s": "rate",
-        "latency of one client, ms": "latency_ms",
-        "first answer to a new client, ms": "first_ms",
-        "memory of the executors, MB": "memory_mb",
-        "one model of 64 MB for four clients: latency of the last, ms": "model_latency_ms",
-        "first answer to a client after the first, ms": "model_first_ms",
-        "memory of the executors then, MB": "model_memory_mb",
-    }
-    rows = [f"| one device, kernels of 5 ms | {' | '.join(f'`{level}`' for level in levels)} |"]
-    rows.append(f"|{' --- |' * (len(levels) + 1)}")
-    for text, figure in figures.items():
-        measured = [detail.get(f"pool_{level}_{figure}") for level in levels]
-        rows.append(f"| {text} | {' | '.join('–' if each is None else f'{each:.3g}' for each in measured)} |")
-    return "\n".join(rows)
-
-
 def security() -> str:
-    """Return docs/security.md with the table of the last result."""
-    before, begin, rest = SECURITY.read_text().partition(TABLE_BEGINS)
-    _, end, after = rest.partition(TABLE_ENDS)
-    table = isolation_table(kept()["isolation"]["detail"])
-    return f"{before}{begin}\n{table}\n{end}{after}"
+    """Return docs/security.md with the tables of the last result."""
+    before, begin, rest = SECURITY.read_text().partition(TABLES_BEGIN)
+    _, end, after = rest.partition(TABLES_END)
+    return f"{before}{begin}\n{tables(kept()['isolation']['detail'])}\n{end}{after}"
 
 
 def kept(folder: Path = RESULTS) -> dict[str, Any]:

@@ -7,6 +7,7 @@ they are, and tries each instruction that touches memory, with several shapes of
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from itertools import cycle
 from typing import Any
@@ -97,7 +98,7 @@ def escapes(isolation: str) -> tuple[int, int, int]:
     """Return the numbers of attacks, of those that faulted, and of those that read or changed the victim's memory."""
     kaas.init(
         ray=False,
-        name=f"escapes {isolation}",
+        name=f"escapes {isolation} {os.getpid()}",
         config=kaas.Config(
             devices=(DEVICE,),
             isolation=isolation,
