@@ -10,7 +10,7 @@ POOLS = {
     "the same, kernels of 0.2 ms": "rate_200us",
     "the same, kernels of 1 ms": "rate_1ms",
     "the same, kernels of 20 ms": "rate_20ms",
-    "throughput of five clients; a device has four `client_executors`": "crowded_rate",
+    "throughput of five clients where a device has four `client_executors`, requests/s": "crowded_rate",
     "latency of one client, ms": "latency_ms",
     "start of an executor to its first answer: the first client of a new pool, ms": "start_ms",
     "first answer to a new client that finds no spare executor ready: one came just before, ms": "next_ms",

@@ -14,13 +14,15 @@ from benchmarks.isolation.changing import CHANGING
 from benchmarks.isolation.fencing import LEVELS, figures, in_turns, request_s
 from benchmarks.isolation.memory import memory_mb
 from benchmarks.isolation.patterns import PATTERNS
+from benchmarks.isolation.pools import USUAL, Client, clients_of, pool, pool_memory_mb, step_of
 from benchmarks.isolation.tables import FENCES, tables
 from benchmarks.isolation.workloads import WORKLOADS
 from kaas.executor.device.device import open_device
 from kaas.executor.executor import Executor
 
 SMALL = {"transpose": 64, "stencil": 64, "naive_matmul": 64, "sparse_product": 512, "local_sort": 1 << 14, "tiny": 3}
-MB = 64
+MB, HOLDER_MB = 64, 20
+"""Of values, and at least of the process that holds constants."""
 
 
 @pytest.mark.usefixtures("softgpu")
@@ -64,6 +66,20 @@ def test_a_process_that_has_ended_has_no_memory() -> None:
     with subprocess.Popen(["true"]) as other:
         other.wait()
     assert memory_mb([other.pid]) == 0
+
+
+@pytest.mark.full
+@pytest.mark.processes
+def test_the_memory_of_a_pool_counts_constants_that_no_executor_has_read() -> None:
+    """The values of the program, half of which are the pool's part, those of the pool, those on the device, a holder.
+
+    An executor reads 4 KB of them.
+    """
+    with pool("process"):
+        clients_of(USUAL, 1)[0].ask()
+        before_mb = pool_memory_mb("process")
+        Client(1, step_of(np.ones(MB << 18, np.float32))).ask()
+        assert pool_memory_mb("process") - before_mb > 2.5 * MB + HOLDER_MB
 
 
 def test_each_kernel_and_request_that_is_measured_has_a_row() -> None:
