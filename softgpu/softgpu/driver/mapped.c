@@ -189,7 +189,7 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes) {
  * not fail. So each counts, with the addresses behind it where nothing is mapped. Others get a quarter of all. */
 static bool may_map_locked(void) {
   static size_t most;
-  size_t count = 2;
+  size_t count = 2 + 2 * device_file_parked_locked();
   if (most == 0) {
     FILE *limit = fopen("/proc/sys/vm/max_map_count", "r");
     if (limit == NULL || fscanf(limit, "%zu", &most) != 1) most = 65530;
@@ -238,6 +238,9 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
 static CUresult unmap_locked(uintptr_t base, size_t bytes) {
   range **at = whole_locked(&mapped, base, bytes);
   REQUIRE(at != NULL, CUDA_ERROR_INVALID_VALUE, "the %zu bytes at 0x%zx are no whole mappings", bytes, (size_t)base);
+  for (const range *r = *at; r != NULL && r->base - base < bytes; r = r->next)
+    if (access_of(r) == CU_MEM_ACCESS_FLAGS_PROT_READWRITE && r->bytes == r->memory->bytes)
+      device_file_park_locked(r->memory, r->base);
   void *there = mmap((void *)base, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   REQUIRE(there != MAP_FAILED, CUDA_ERROR_OUT_OF_MEMORY, "the host cannot unmap %zu bytes", bytes);
   while (*at != NULL && (*at)->base - base < bytes) {
@@ -270,6 +273,8 @@ static int protect(const range *r, const uint8_t access[MAX_DEVICES]) {
   int may = flags == CU_MEM_ACCESS_FLAGS_PROT_NONE   ? PROT_NONE
             : flags == CU_MEM_ACCESS_FLAGS_PROT_READ ? PROT_READ
                                                      : PROT_READ | PROT_WRITE;
+  bool whole = r->bytes == r->memory->bytes;
+  if (may == (PROT_READ | PROT_WRITE) && whole && device_file_fetch_locked(r->memory, r->base)) return 0;
   return mprotect((void *)r->base, r->bytes, may) == 0 ? 0 : errno;
 }
 

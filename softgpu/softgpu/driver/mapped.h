@@ -17,6 +17,7 @@ typedef struct physical {
   off_t offset;
   /* Under mapped_lock. The memory lives as long as one of the two is not 0. */
   unsigned references, mappings;
+  bool parked; /* its pages are mapped at its place in the driver's own addresses */
   uint64_t inode; /* of the file, if other handles may have the same; 0: none has */
   struct physical *next_shared;
 } physical;
@@ -28,6 +29,11 @@ CUresult physical_check(const CUmemAllocationProp *props, device **dev);
 bool memory_file_new(physical *p);
 bool device_file_take_locked(physical *p);
 void device_file_give_locked(const physical *p);
+/* Moves all pages of memory, as they are mapped from an address on, to a place of the driver's own, or back: to map them
+ * anew takes as long as to write them. If the host cannot, they stay unmapped. */
+void device_file_park_locked(physical *p, uintptr_t from);
+bool device_file_fetch_locked(physical *p, uintptr_t to); /* false: they are mapped nowhere in the driver */
+size_t device_file_parked_locked(void); /* the number of such places in use */
 bool shared_leave_locked(physical *p); /* false: another handle of this process has the same memory */
 physical *mapped_at_locked(uintptr_t address); /* NULL: nothing is mapped there */
 /* Lets memory be mapped at addresses that a window has; false: the host has no memory left. */

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -104,6 +105,24 @@ def test_memory_is_mapped_twice_and_keeps_its_bytes_after_an_unmap(memory: Any, 
     ok(driver.cuMemUnmap(addresses, WHOLE))
     assert ok(driver.cuMemGetAddressRange(second))[1] == WHOLE
     assert view(second, np.uint8, 4).tolist() == [9] * 4
+
+
+def test_memory_that_is_mapped_elsewhere_brings_the_pages_of_the_host(memory: Any, addresses: Any) -> None:
+    """No access at the new place is a page fault, which takes longer than to write the page."""
+    places = int(addresses), int(addresses) + WHOLE
+    faults = []
+    for number, place in enumerate(places * 2):
+        ok(driver.cuMemMap(place, WHOLE, 0, memory, 0))
+        ok(driver.cuMemSetAccess(place, WHOLE, access(WRITE), 1))
+        assert ctypes.string_at(place, 4) == bytes([number] * 4)
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        ctypes.memset(place, number + 1, WHOLE)
+        faults.append(resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before)
+        ok(driver.cuMemUnmap(place, WHOLE))
+    assert max(faults[1:]) < faults[0] / 10
+    ok(driver.cuMemMap(addresses, WHOLE, 0, memory, 0))
+    ok(driver.cuMemSetAccess(addresses, WHOLE, access(READ), 1))
+    assert ctypes.string_at(int(addresses), WHOLE) == bytes([4]) * WHOLE
 
 
 def test_memory_exists_while_a_handle_or_a_mapping_holds_it(addresses: Any) -> None:
