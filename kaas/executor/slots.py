@@ -103,14 +103,14 @@ class Slot:
     def enter(self, client: str, plan: Plan) -> None:
         """Clear the arena and restore globals, where requests of other clients may have left bytes.
 
-        The request must have its lease.
+        The request must have its lease. A window has no bytes of other clients.
         """
         for library in plan.globals:
             library.enter(client, self.stream)
-        arena = self.arena
-        if client != self._client or arena.fresh:
-            self.stream.clear(arena.address, arena.nbytes)
-            arena.fresh = False
+        if client != self._client or self.arena.fresh:
+            if not self.confined:
+                self.stream.clear(self.arena.address, self.arena.nbytes)
+            self.arena.fresh = False
             self._client = client
             self._tables = None
 

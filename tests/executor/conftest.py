@@ -11,6 +11,7 @@ import pytest
 import kaas
 from kaas.executor.device.device import OpenDevice, open_device
 from kaas.executor.device.windows.gpu_window import GpuWindow
+from kaas.executor.device.windows.pages import Pages
 from kaas.executor.device.windows.window import ClientWindow
 from kaas.executor.executor import Executor
 from kaas.executor.plan.graph_cache import GraphCache
@@ -24,7 +25,8 @@ MakeExecutor = Callable[..., Executor]
 def opened(ordinal: int, windows: type[ClientWindow] | None = None) -> OpenDevice:
     """Return a software device, perhaps with windows of another kind."""
     device = open_device("software", ordinal)
-    device.windows = windows or device.windows
+    if windows is GpuWindow:
+        device.windows, device.pages = windows, Pages(ordinal, "a GPU", on_host=False)
     return device
 
 

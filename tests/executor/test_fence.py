@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
+import resource
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -502,3 +504,31 @@ def test_no_client_takes_memory_from_others_for_good(
         executor.run(RunRequest(temporary, {}, {}, "mallory"))
         result = executor.run(RunRequest(task, {"x": weights}, {}, "alice"))
         np.testing.assert_array_equal(result.outputs["y"], 2 * np.arange(N))
+
+
+def test_memory_that_changes_its_client_takes_no_page_of_the_host_again(make_fenced: MakeExecutor) -> None:
+    """Temporaries of clients in turns, of which three have room, and ever new objects: few accesses are page faults."""
+    executor, temporary = make_fenced(64 << 20, slots=1), with_temporary(16 << 20)
+    task = doubling_of(kaas.Library.from_file(KERNELS / "simple.ptx"), LARGE // 2)
+
+    def faults(action: Callable[[], object]) -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        action()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    def turn() -> None:
+        for client in "abcdef":
+            executor.run(RunRequest(temporary, {}, {}, client))
+
+    def load(numbers: range) -> None:
+        for number in numbers:
+            x = InputSource(values, key=b"%d" % number)
+            executor.run(RunRequest(task, {"x": x}, {}, "a"))
+
+    values = np.ones(LARGE // 2, np.int32)
+    turn()
+    pages = 6 * (16 << 20) // mmap.PAGESIZE
+    assert faults(turn) < pages / 10
+    load(range(20))
+    pages = 20 * values.nbytes // mmap.PAGESIZE
+    assert faults(lambda: load(range(20, 40))) < pages / 4

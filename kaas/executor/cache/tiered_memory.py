@@ -133,10 +133,8 @@ class TieredMemory:
 
     def flush(self, keys: Iterable[bytes] | None) -> tuple[bytes, ...]:
         """Free these objects (None: all) in both tiers, except pinned and unsaved ones; return those of the device."""
-        if keys is None:
-            entries = {**self.cache.device.values, **self.cache.host.values}.keys()
-        else:
-            entries = {entry: None for key in keys for entry in self._entries(key)}.keys()
+        known = {**self.cache.device.values, **self.cache.host.values}
+        entries = known if keys is None else [entry for key in keys for entry in self._entries(key)]
         cached, hosted = self.cache.flush(entries)
         left = tuple(dict.fromkeys(map(self.object_of, cached)))
         self._free(cached, hosted)
@@ -161,6 +159,7 @@ class TieredMemory:
         cached, hosted = self.cache.flush([key for key in self.cache.device.values if key not in needed])
         self._unreported.update(dict.fromkeys(map(self.object_of, cached)))
         self._free(cached, hosted)
+        self._device.pages.trim()
         self._correct()
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ from kaas.executor.device.graphs import Graph
 from kaas.executor.device.monitor import CurrentContext
 from kaas.executor.device.streams import EventPair, Stream
 from kaas.executor.device.windows.gpu_window import GpuWindow
+from kaas.executor.device.windows.pages import Pages
 from kaas.executor.device.windows.software_window import SoftwareWindow
 from kaas.executor.device.windows.window import ClientWindow
 from kaas.ktask.library import Library
@@ -113,7 +114,7 @@ class OpenDevice:
         ordinal: its number, as this process sees it. limits: of launches. context: of its calls.
         cancels: True if `cancel` can end kernels; False for GPUs.
         checks: True if the device checks the memory accesses of its kernels (memcheck).
-        windows: makes the windows of clients.
+        windows: makes the windows of clients. pages: the memory in these.
     """
 
     def __init__(self, kind: str, handle: Any, context: Any, memory_bytes: int | None, parts: int = 1) -> None:
@@ -122,7 +123,7 @@ class OpenDevice:
         self.ordinal = int(handle)
         self.checks = kind == "software" and softgpu.checks_memory()
         self.cancels = kind == "software"
-        self.windows: Callable[[Any, str, int], ClientWindow] = SoftwareWindow if kind == "software" else GpuWindow
+        self.windows: Callable[[Pages, int], ClientWindow] = SoftwareWindow if kind == "software" else GpuWindow
         total = int(call(driver.cuDeviceTotalMem, handle))
         name = call(driver.cuDeviceGetName, 256, handle).split(b"\0")[0].decode()
         a = driver.CUdevice_attribute
@@ -131,6 +132,7 @@ class OpenDevice:
             self._attribute(a.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
         )
         self._info = DeviceInfo(kind, name, min(total, memory_bytes or total) // parts, capability)
+        self.pages = Pages(handle, name, on_host=kind == "software")
         self._sampled: Callable[[], float] | None = None
         self._unsampled = kind == "software"
         self.limits = self._read_limits()
@@ -185,6 +187,7 @@ class OpenDevice:
 
     def close(self) -> None:
         """Release the primary context. All resources of this device must be closed before."""
+        self.pages.trim()
         call(driver.cuDevicePrimaryCtxRelease, self._handle)
 
     # --- memory: addresses are ints
@@ -222,8 +225,8 @@ class OpenDevice:
         return HostMemory(int(call(driver.cuMemHostAlloc, nbytes, 0, device=self._info.name)), nbytes)
 
     def free_bytes(self) -> int:
-        """Return the bytes that the driver could still hand out."""
-        return free_bytes()
+        """Return the bytes that the driver could still hand out, with pages that windows can use again."""
+        return free_bytes() + self.pages.spare_bytes
 
     def window(self) -> ClientWindow:
         """Return new addresses for one client's memory, which kernels that are loaded for it cannot leave.
@@ -231,7 +234,7 @@ class OpenDevice:
         Raises:
             OutOfDeviceMemory: this process has not so many addresses left.
         """
-        return self.windows(self._handle, self._info.name, self._info.memory_bytes)
+        return self.windows(self.pages, self._info.memory_bytes)
 
     # --- code
 

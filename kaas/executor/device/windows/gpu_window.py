@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from cuda.bindings import driver
 
 from kaas.code.fencing import LEAST_WINDOW_BYTES
 from kaas.executor.device.code import LoadedLibrary, load
 from kaas.executor.device.driver_errors import call
 from kaas.executor.device.windows.fenced_code import FencedLibrary, fenced, ptx_of
+from kaas.executor.device.windows.pages import Pages
 from kaas.executor.device.windows.window import ClientWindow, window_bytes
 from kaas.ktask.library import Image, Library
 
@@ -23,12 +22,11 @@ as far."""
 class GpuWindow(ClientWindow):
     """A window on a GPU. It needs nothing of the driver but CUDA's calls."""
 
-    def __init__(self, device: Any, name: str, memory_bytes: int) -> None:
+    def __init__(self, pages: Pages, memory_bytes: int) -> None:
         """Reserve addresses, which take no memory.
 
         Args:
-            device: the driver's handle.
-            name: of the device, for errors.
+            pages: of the device.
             memory_bytes: of the device.
 
         Raises:
@@ -36,7 +34,7 @@ class GpuWindow(ClientWindow):
         """
         self._nbytes = max(window_bytes(memory_bytes, WINDOW_FACTOR), LEAST_WINDOW_BYTES)
         self._reserved = ReservedAddresses(self._nbytes)
-        super().__init__(device, name, self._reserved, on_host=False)
+        super().__init__(pages, self._reserved)
 
     def load(self, library: Library) -> LoadedLibrary:
         """Load the first PTX of a library that this device can run and that can be fenced.
@@ -49,7 +47,8 @@ class GpuWindow(ClientWindow):
 
     def _load_image(self, image: Image) -> LoadedLibrary:
         code = fenced(image.data)
-        return FencedLibrary(image, code, self._device, self._name, self.written, self._reserved.base, self._nbytes)
+        device, name = self._pages.device, self._pages.name
+        return FencedLibrary(image, code, device, name, self.written, self._reserved.base, self._nbytes)
 
 
 class ReservedAddresses:

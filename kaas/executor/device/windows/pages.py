@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+from threading import Lock
 from typing import Any
 
 from cuda.bindings import driver
@@ -14,58 +16,112 @@ PAGE_BYTES = 2 << 20
 
 
 class Pages:
-    """Physical memory of one device, page by page.
+    """Physical memory of one device, page by page. Any thread may use it.
 
-    Args:
-        device: the driver's handle. name: of the device, for errors. on_host: its memory is host memory, which begins
-            as zeros.
+    Pages that are given back stay here, to be used again by any window: the system takes long to make new ones.
+
+    Fields:
+        device: the driver's handle. name: of the device, for errors.
     """
 
     def __init__(self, device: Any, name: str, *, on_host: bool) -> None:
+        """on_host: the device's memory is host memory, where new pages are zeros."""
+        self.device, self.name = device, name
         self._on_host = on_host
+        self._lock = Lock()
+        self._spare: list[Any] = []
         properties = self._properties = driver.CUmemAllocationProp()
         properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         properties.location.id = int(device)
-        self.name = name
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of the pages that are to be used again."""
+        return len(self._spare) * PAGE_BYTES
 
     def check(self, nbytes: int) -> None:
         """Raise OutOfDeviceMemory if so much memory has no room on the host."""
         if self._on_host:
-            HOST_ROOM.check(nbytes, self.name)
+            HOST_ROOM.check(max(0, nbytes - self.spare_bytes), self.name)
 
-    def make(self, address: int) -> Any:
-        """Return the handle of a new page, which is mapped at an address, where copies may write it.
+    def make(self, address: int, count: int) -> list[Any]:
+        """Return pages of zeros, which are mapped one behind the other from an address on, where copies may write.
 
         Raises:
             OutOfDeviceMemory: the device has not enough.
         """
-        status, memory = driver.cuMemCreate(PAGE_BYTES, self._properties, 0)
-        if status:
-            raise refusal("cuMemCreate", int(status), PAGE_BYTES, self.name)
+        made = self._again(count)
+        used = len(made) if self._on_host else count  # a GPU may have new ones from another process
         try:
-            self.map(address, memory, writable=True)
+            while len(made) < count:
+                made.append(self._new())
+            self.map(address, made, writable=True)
         except BaseException:
-            call(driver.cuMemRelease, memory)
+            self.give(made)
             raise
-        if not self._on_host:  # a GPU may have it from another client, with the bytes that were there
-            clear(address, PAGE_BYTES)
-        return memory
+        if used:
+            clear(address, used * PAGE_BYTES)
+        return made
 
-    def map(self, address: int, memory: Any, *, writable: bool) -> None:
-        """Map a page at an address."""
+    def give(self, pages: Iterable[Any]) -> None:
+        """Give pages back, which are mapped nowhere any more."""
+        with self._lock:
+            self._spare.extend(pages)
+
+    def trim(self) -> None:
+        """Give the driver back the pages that nothing uses."""
+        for page in self._again(len(self._spare)):
+            call(driver.cuMemRelease, page)
+
+    def map(self, address: int, pages: Sequence[Any], *, writable: bool) -> None:
+        """Map pages one behind the other from an address on: all of them, or none."""
         access, flags = driver.CUmemAccessDesc(), driver.CUmemAccess_flags
         access.location = self._properties.location
         access.flags = flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE if writable else flags.CU_MEM_ACCESS_FLAGS_PROT_READ
-        call(driver.cuMemMap, address, PAGE_BYTES, 0, memory, 0)
-        call(driver.cuMemSetAccess, address, PAGE_BYTES, [access], 1)
+        count = 0
+        try:
+            for page in pages:
+                call(driver.cuMemMap, address + count * PAGE_BYTES, PAGE_BYTES, 0, page, 0)
+                count += 1
+            call(driver.cuMemSetAccess, address, count * PAGE_BYTES, [access], 1)
+        except BaseException:
+            if count:
+                unmap(address, count)
+            raise
+
+    def _again(self, count: int) -> list[Any]:
+        """Return up to so many pages that are to be used again, neighbours beside each other."""
+        with self._lock:
+            at = max(0, len(self._spare) - count)
+            pages = self._spare[at:]
+            del self._spare[at:]
+        return pages
+
+    def _new(self) -> Any:
+        status, page = driver.cuMemCreate(PAGE_BYTES, self._properties, 0)
+        if status:
+            raise refusal("cuMemCreate", int(status), PAGE_BYTES, self.name)
+        return page
 
 
-def unmap(address: int) -> None:
-    """Unmap the page at an address."""
-    call(driver.cuMemUnmap, address, PAGE_BYTES)
+def unmap(address: int, count: int) -> None:
+    """Unmap so many pages from an address on."""
+    call(driver.cuMemUnmap, address, count * PAGE_BYTES)
 
 
 def pages_of(offset: int, nbytes: int) -> range:
     """Return the numbers of the pages in which some bytes lie; 0 bytes lie in one page."""
     return range(offset // PAGE_BYTES, (offset + max(1, nbytes) - 1) // PAGE_BYTES + 1)
+
+
+def rows(pages: Iterable[int]) -> Iterator[range]:
+    """Yield numbers of pages, which are in order, as rows without gaps."""
+    row = range(0)
+    for page in pages:
+        if row and page != row.stop:
+            yield row
+            row = range(0)
+        row = range(row.start if row else page, page + 1)
+    if row:
+        yield row

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import softgpu
 from kaas.executor.device.code import LoadedLibrary, load, load_image
+from kaas.executor.device.windows.pages import Pages
 from kaas.executor.device.windows.window import ClientWindow, window_bytes
 from kaas.ktask.library import Image, Library
 
@@ -16,16 +15,15 @@ WINDOW_FACTOR = 4
 class SoftwareWindow(ClientWindow):
     """A window on a software device."""
 
-    def __init__(self, device: Any, name: str, memory_bytes: int) -> None:
+    def __init__(self, pages: Pages, memory_bytes: int) -> None:
         """Reserve addresses, which take no memory.
 
         Args:
-            device: the driver's handle.
-            name: of the device, for errors.
+            pages: of the device.
             memory_bytes: of the device.
         """
         self._confining = softgpu.AddressWindow(window_bytes(memory_bytes, WINDOW_FACTOR))
-        super().__init__(device, name, self._confining, on_host=True)
+        super().__init__(pages, self._confining)
 
     def load(self, library: Library) -> LoadedLibrary:
         """Load a library whose kernels are confined to the window; see `code.load`."""
@@ -33,4 +31,4 @@ class SoftwareWindow(ClientWindow):
             return load(library, self._load_image)
 
     def _load_image(self, image: Image) -> LoadedLibrary:
-        return load_image(image, self._device, self._name)
+        return load_image(image, self._pages.device, self._pages.name)

@@ -24,7 +24,7 @@ from kaas.errors import KaasError, OutOfDeviceMemory
 from kaas.executor.device.code import LoadedLibrary
 from kaas.executor.device.device_memory import ObjectHome
 from kaas.executor.device.driver_errors import call
-from kaas.executor.device.windows.pages import PAGE_BYTES, Pages, pages_of, unmap
+from kaas.executor.device.windows.pages import PAGE_BYTES, Pages, pages_of, rows, unmap
 from kaas.ktask.library import Library
 
 ALIGNMENT_BYTES = 256
@@ -54,16 +54,14 @@ class ClientWindow(ABC):
         written: the heap that kernels may write. read: the heap that they can only read. heaps: both.
     """
 
-    def __init__(self, device: Any, name: str, addresses: Addresses, *, on_host: bool) -> None:
+    def __init__(self, pages: Pages, addresses: Addresses) -> None:
         """Divide addresses into the heaps, which take no memory yet.
 
         Args:
-            device: the driver's handle.
-            name: of the device, for errors.
+            pages: of the device.
             addresses: of the window, which closes them.
-            on_host: the device's memory is host memory.
         """
-        self._device, self._name, self._addresses = device, name, addresses
+        self._pages, self._addresses = pages, addresses
         middle = (addresses.base + addresses.end) // 2
         self._heap_bytes = addresses.end - middle
         try:
@@ -71,9 +69,8 @@ class ClientWindow(ABC):
         except BaseException:
             addresses.close()
             raise
-        self._pages = Pages(device, name, on_host=on_host)
-        self.written = Heap(addresses.start, middle, None, self._pages)
-        self.read = Heap(middle, addresses.end, self._mirror, self._pages)
+        self.written = Heap(addresses.start, middle, None, pages)
+        self.read = Heap(middle, addresses.end, self._mirror, pages)
         self.heaps = self.written, self.read
         self._seen: dict[SharedPages, int] = {}  # with the distance from their own addresses to this window's
 
@@ -158,7 +155,8 @@ class Heap:
         self._lock = Lock()
         self._holes = [(start, end)]  # by address, none beside another
         self._sizes: dict[int, int] = {}  # of allocations, by address
-        self._pages: dict[int, tuple[Any, int]] = {}  # by number: the memory, and the allocations that lie in it
+        self._pages: dict[int, Any] = {}  # by number
+        self._users: Counter[int] = Counter()  # the allocations that lie in each page
 
     def allocate(self, nbytes: int) -> int:
         """Return the address of new memory, for kernels. Its bytes are undefined, but never another client's.
@@ -175,17 +173,14 @@ class Heap:
         if start is None:
             raise self.full(nbytes)
         self._sizes[start] = nbytes
-        taken = []
+        pages = self._pages_of(start)
         try:
-            for page in self._pages_of(start):
-                self._take(page)
-                taken.append(page)
+            self._take([page for page in pages if not self._users[page]])
         except KaasError:
             del self._sizes[start]
-            for page in taken:
-                self._give(page)
             self._add_hole(start, start + nbytes)
             raise
+        self._users.update(pages)
         return start
 
     def full(self, nbytes: int) -> OutOfDeviceMemory:
@@ -210,10 +205,10 @@ class Heap:
     def free(self, address: int) -> None:
         """Free memory that no stream uses any more."""
         with self._lock:
-            pages = list(self._pages_of(address))
+            pages = self._pages_of(address)
             self._add_hole(address, address + self._sizes.pop(address))
-            for page in pages:
-                self._give(page)
+            self._users.subtract(pages)
+            self._give([page for page in pages if not self._users[page]])
 
     @property
     def used_bytes(self) -> int:
@@ -223,25 +218,29 @@ class Heap:
     def _pages_of(self, address: int) -> range:
         return pages_of(address - self._start, self._sizes[address])
 
-    def _take(self, page: int) -> None:
-        memory, users = self._pages.get(page, (None, 0))
-        if not users:
-            address = self._start + page * PAGE_BYTES
-            memory = self._memory.make(self.written_at(address))
-            if self._mirror is not None:
-                self._memory.map(address, memory, writable=False)
-        self._pages[page] = memory, users + 1
-
-    def _give(self, page: int) -> None:
-        memory, users = self._pages[page]
-        if users > 1:
-            self._pages[page] = memory, users - 1
+    def _take(self, pages: Sequence[int]) -> None:
+        """Map pages. They are in a row, since others lie in the first and the last page of an allocation only."""
+        if not pages:
             return
-        del self._pages[page]
-        unmap(self._start + page * PAGE_BYTES)
+        address = self._start + pages[0] * PAGE_BYTES
+        written = self.written_at(address)
+        made = self._memory.make(written, len(pages))
         if self._mirror is not None:
-            unmap(self._mirror + page * PAGE_BYTES)
-        call(driver.cuMemRelease, memory)
+            try:
+                self._memory.map(address, made, writable=False)
+            except BaseException:
+                unmap(written, len(pages))
+                self._memory.give(made)
+                raise
+        self._pages.update(zip(pages, made, strict=True))
+
+    def _give(self, pages: Sequence[int]) -> None:
+        if not pages:
+            return
+        address = self._start + pages[0] * PAGE_BYTES
+        for start in {address, self.written_at(address)}:
+            unmap(start, len(pages))
+        self._memory.give([self._pages.pop(page) for page in pages])
 
     def _take_hole(self, nbytes: int, alignment: int) -> int | None:
         for at, (first, end) in enumerate(self._holes):
@@ -286,12 +285,11 @@ class SharedPages:
         self.places = [self.start + start for start in starts[:-1]]
         self._sizes = dict(zip(self.places, sizes, strict=True))
         self._pages = pages
-        self._memory: dict[int, Any] = {}
+        self._memory: dict[int, Any] = {}  # by number
         self._users = Counter(page for place in self.places for page in self._pages_of(place))
         self._windows: set[ClientWindow] = set()
         try:
-            for page in self._users:
-                self._memory[page] = pages.make(self.start + page * PAGE_BYTES)
+            self._memory.update(enumerate(pages.make(self.start, self.nbytes // PAGE_BYTES)))
         except KaasError:
             self.close()
             raise
@@ -301,22 +299,24 @@ class SharedPages:
 
         Return False, with nothing mapped there, if this process can map no more.
         """
-        shown: list[int] = []
+        shown: list[range] = []
         try:
-            for page, memory in self._memory.items():
-                self._pages.map(start + page * PAGE_BYTES, memory, writable=False)
-                shown.append(start + page * PAGE_BYTES)
+            for row in rows(self._memory):
+                pages = [self._memory[page] for page in row]
+                self._pages.map(start + row.start * PAGE_BYTES, pages, writable=False)
+                shown.append(row)
         except OutOfDeviceMemory:
-            for address in shown:
-                unmap(address)
+            for row in shown:
+                unmap(start + row.start * PAGE_BYTES, len(row))
             return False
         self._windows.add(window)
         return True
 
     def hide(self, window: ClientWindow) -> None:
         """Unmap the memory in a window."""
-        for page in self._memory:
-            unmap(window.seen_at(self.start, self) + page * PAGE_BYTES)
+        start = window.seen_at(self.start, self)
+        for row in rows(self._memory):
+            unmap(start + row.start * PAGE_BYTES, len(row))
         self._windows.remove(window)
         window.forget(self)
 
@@ -326,18 +326,16 @@ class SharedPages:
 
     def free(self, address: int) -> None:
         """Free one of the objects, which no stream uses any more."""
-        for page in self._pages_of(address):
-            self._users[page] -= 1
-            if not self._users[page]:
-                self._free(page)
+        pages = self._pages_of(address)
+        self._users.subtract(pages)
+        self._free([page for page in pages if not self._users[page]])
         del self._sizes[address]
         if not self._sizes:
             self.close()
 
     def close(self) -> None:
         """Free what is left, and give the addresses back."""
-        for page in list(self._memory):
-            self._free(page)
+        self._free(list(self._memory))
         for window in list(self._windows):
             self.hide(window)
         call(driver.cuMemAddressFree, self.start, self.nbytes)
@@ -345,11 +343,11 @@ class SharedPages:
     def _pages_of(self, place: int) -> range:
         return pages_of(place - self.start, self._sizes[place])
 
-    def _free(self, page: int) -> None:
-        memory = self._memory.pop(page)
-        for start in (self.start, *(window.seen_at(self.start, self) for window in self._windows)):
-            unmap(start + page * PAGE_BYTES)
-        call(driver.cuMemRelease, memory)
+    def _free(self, pages: Sequence[int]) -> None:
+        for row in rows(pages):
+            for start in (self.start, *(window.seen_at(self.start, self) for window in self._windows)):
+                unmap(start + row.start * PAGE_BYTES, len(row))
+        self._pages.give([self._memory.pop(page) for page in pages])
 
 
 def aligned(nbytes: int) -> int:

@@ -19,7 +19,7 @@ from kaas.executor.device import device_memory
 from kaas.executor.device.device import OpenDevice, open_device
 from kaas.executor.device.windows import fenced_code
 from kaas.executor.device.windows.gpu_window import GpuWindow
-from kaas.executor.device.windows.pages import PAGE_BYTES
+from kaas.executor.device.windows.pages import PAGE_BYTES, Pages
 from kaas.executor.plan.globals import Globals
 from softgpu.image import fatbin_of
 from softgpu.tests.compiler.attacks import ATTACKS, BLOCK, CANARY, SHAPES, kernel
@@ -37,7 +37,7 @@ KERNELS = Path(__file__).parents[2] / "kernels"
 @pytest.fixture(scope="module")
 def device(softgpu: tuple[int, ...]) -> Iterator[OpenDevice]:  # noqa: ARG001 - it is loaded
     opened = open_device("software", 0)
-    opened.windows = GpuWindow
+    opened.windows, opened.pages = GpuWindow, Pages(0, "a GPU", on_host=False)
     yield opened
     opened.close()
 
@@ -57,7 +57,7 @@ def window(device: OpenDevice) -> Iterator[GpuWindow]:
 @pytest.mark.parametrize("memory_bytes", [1 << 20, 16 << 30, 139 << 30])
 def test_a_window_is_aligned_and_no_memory_is_near(device: OpenDevice, memory_bytes: int) -> None:
     with device.context:
-        made = GpuWindow(0, "a GPU", memory_bytes)
+        made = GpuWindow(device.pages, memory_bytes)
         base, end = made.written._start, made.read._start + made._heap_bytes
         assert (end - base).bit_count() == 1
         assert end - base >= max(LEAST_WINDOW_BYTES, 4 * memory_bytes)
@@ -232,7 +232,7 @@ def attempts() -> Iterator[tuple[str, str]]:
 def windows(device: OpenDevice) -> Iterator[tuple[GpuWindow, dict[str, int], GpuWindow, dict[str, int]]]:
     """Two windows with memory at the same places: the first with canaries, the second one the attacker's."""
     with device.context:
-        made = [GpuWindow(0, "software", device.info().memory_bytes) for _ in range(2)]
+        made = [GpuWindow(device.pages, device.info().memory_bytes) for _ in range(2)]
     arrays = {"out": np.zeros(PAGE_BYTES, np.uint32)}
     with (
         device.context,

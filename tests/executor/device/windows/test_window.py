@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kaas.errors import OutOfDeviceMemory
+from kaas.executor.device import device_memory
 from kaas.executor.device.device import OpenDevice, open_device
 from kaas.executor.device.windows.gpu_window import GpuWindow
 from kaas.executor.device.windows.pages import PAGE_BYTES
@@ -31,9 +32,18 @@ def device(softgpu: tuple[int, ...]) -> Iterator[OpenDevice]:  # noqa: ARG001 - 
 @pytest.fixture(params=[SoftwareWindow, GpuWindow])
 def window(device: OpenDevice, request: pytest.FixtureRequest) -> Iterator[ClientWindow]:
     with device.context:
-        made = request.param(device.ordinal, "software", device.info().memory_bytes)
+        made = request.param(device.pages, device.info().memory_bytes)
         yield made
         made.close()
+
+
+@pytest.fixture(params=[SoftwareWindow, GpuWindow])
+def windows(device: OpenDevice, request: pytest.FixtureRequest) -> Iterator[list[ClientWindow]]:
+    with device.context:
+        made = [request.param(device.pages, device.info().memory_bytes) for _ in range(3)]
+        yield made
+        for window in made:
+            window.close()
 
 
 def seen(address: int, nbytes: int) -> np.ndarray[Any, Any]:
@@ -63,6 +73,37 @@ def test_small_memory_shares_pages(window: ClientWindow) -> None:
     for place in places:
         window.read.free(place)
     assert window.read.used_bytes == 0
+
+
+def test_pages_are_used_again_and_hold_nothing_of_another_client(
+    device: OpenDevice, windows: list[ClientWindow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, _ = windows
+    places = [first.written.allocate(2 * PAGE_BYTES), first.read.allocate(PAGE_BYTES)]
+    shared = shared_of(first, 2 * PAGE_BYTES)
+    writable = [places[0], first.read.written_at(places[1]), shared.start]
+    for address, nbytes in zip(writable, (2 * PAGE_BYTES, PAGE_BYTES, 2 * PAGE_BYTES), strict=True):
+        seen(address, nbytes)[:] = 7
+    for heap, address in zip(first.heaps, places, strict=True):
+        heap.free(address)
+    shared.free(shared.start)
+    monkeypatch.setattr(driver, "cuMemCreate", lambda *_: pytest.fail("a page is made"))
+    address, read, shared = (
+        second.written.allocate(2 * PAGE_BYTES),
+        second.read.allocate(PAGE_BYTES),
+        shared_of(second, PAGE_BYTES, 256),
+    )
+    assert second.reaches(shared)
+    assert not seen(address, 2 * PAGE_BYTES).any()
+    assert not seen(read, PAGE_BYTES).any()
+    assert not seen(second.seen_at(shared.start, shared), 2 * PAGE_BYTES).any()
+    second.written.free(address)
+    second.read.free(read)
+    for place in shared.places:
+        shared.free(place)
+    free_bytes = device_memory.free_bytes()
+    device.pages.trim()
+    assert device_memory.free_bytes() == free_bytes + 5 * PAGE_BYTES == device.free_bytes()
 
 
 def test_a_device_without_memory_refuses_and_loses_nothing(device: OpenDevice, window: ClientWindow) -> None:
@@ -95,15 +136,6 @@ def test_allocations_never_overlap(window: ClientWindow, draws: list[tuple[bool,
         for address in live:
             heap.free(address)
     assert heap.used_bytes == 0
-
-
-@pytest.fixture(params=[SoftwareWindow, GpuWindow])
-def windows(device: OpenDevice, request: pytest.FixtureRequest) -> Iterator[list[ClientWindow]]:
-    with device.context:
-        made = [request.param(device.ordinal, "software", device.info().memory_bytes) for _ in range(3)]
-        yield made
-        for window in made:
-            window.close()
 
 
 def shared_of(window: ClientWindow, *sizes: int) -> SharedPages:
