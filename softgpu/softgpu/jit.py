@@ -6,10 +6,11 @@ import ctypes
 import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from softgpu import host_room, image, machine_code, target
 from softgpu.c_interface import (
@@ -32,7 +33,7 @@ _Variant = tuple[int, tuple[int, int, int], bool]
 
 @dataclass(slots=True)
 class LoadedModule:
-    """One load of an image, with its own variables and its own copies of the code."""
+    """One load of an image, with its own variables and its own copies of the code that has their addresses."""
 
     image: ExaminedImage
     device: int
@@ -72,6 +73,7 @@ class Compiler:
         self._target = processor or target.host()
         self._translator = Translator(code_cache, self._target)
         self._modules: dict[int, LoadedModule] = {}
+        self._placed: WeakValueDictionary[tuple[object, ...], machine_code.Loaded] = WeakValueDictionary()
         self._next = 1
         self._lock = threading.Lock()  # guards this object and its modules; nothing is compiled under it
         self._ahead = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "softgpu-compiler")
@@ -154,9 +156,7 @@ class Compiler:
         with self._lock:
             del self._modules[handle]
         begun = [code for code in module.code.values() if not code.cancel()]  # cancel all before waiting for any
-        for code in begun:
-            if code.exception() is None:
-                code.result().close()
+        wait(begun)
         if module.base:
             self._library.sg_variables_give(module.device, module.window, module.base, module.info.data_bytes)
 
@@ -189,11 +189,19 @@ class Compiler:
         return self._made(module, variant)
 
     def _made(self, module: LoadedModule, variant: _Variant) -> machine_code.Loaded:
+        """Return code in memory. All modules that have the same code share it, unless it has a variable's address."""
         kernel, block, checked = variant
         name, fenced = module.info.kernels[kernel].name, module.window != 0
+        key = (module.image.key, variant, fenced)
+        placed = self._placed.get(key)
+        if placed is not None:
+            return placed
         entry = self._translator.compiled(module.image, name, block, checked=checked, fenced=fenced)
         base = module.base if entry.needs_globals else None
-        return machine_code.place(entry.code, self._target, self._addresses(entry.imports), base)
+        placed = machine_code.place(entry.code, self._target, self._addresses(entry.imports), base)
+        if base is None:
+            self._placed[key] = placed
+        return placed
 
     def _variables(self, info: ModuleInfo, window: int, device: int) -> int:
         """Return the address of initialised memory for the variables; 0 if there are none."""

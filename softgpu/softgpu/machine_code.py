@@ -95,16 +95,12 @@ def _unlocked(name: str) -> Any:
     return getattr(llvm.ffi.lib, name)._cfn
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Loaded:
     """Machine code in memory, as long as this object lives. entry: the address of the kernel's function."""
 
     engine: llvm.ExecutionEngine
     entry: int
-
-    def close(self) -> None:
-        """Free the machine code."""
-        self.engine.close()
 
 
 def place(code: bytes, target: Target, symbols: Mapping[str, int], globals_address: int | None) -> Loaded:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import struct
 from collections import Counter
 from pathlib import Path
@@ -261,6 +263,26 @@ def test_each_load_has_its_own_variables(gpu: Any) -> None:
     assert bases[0] != bases[1]
     for handle in handles:
         gpu.compiler.unload(handle)
+
+
+def test_loads_share_code_that_has_no_address_of_a_variable(gpu: Any) -> None:
+    """It stays as long as one of them."""
+    handles = [gpu.compiler.load(MEMORY.encode()) for _ in range(2)]
+    kernels = [kernel.name for kernel in gpu.compiler.describe(handles[0])[0].kernels]
+
+    def entries(name: str, block: int) -> list[int]:
+        return [gpu.compiler.compile(handle, kernels.index(name), (block, 1, 1)) for handle in handles]
+
+    shared, own = entries("vecadd", 96), entries("variables", 96)
+    assert shared[0] == shared[1]
+    assert own[0] != own[1]
+    gpu.compiler.unload(handles.pop(0))
+    code = ctypes.string_at(shared[0], 16)
+    gc.collect()
+    assert entries("vecadd", 96) == shared[:1]
+    assert ctypes.string_at(shared[0], 16) == code
+    gpu.compiler.unload(handles.pop())
+    assert not [key for key in gpu.compiler._placed if key[1][:2] == (kernels.index("vecadd"), (96, 1, 1))]
 
 
 @pytest.mark.parametrize("block", [32, 64, 256])
