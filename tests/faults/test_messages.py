@@ -162,7 +162,7 @@ REAL_CAUSES: dict[str, tuple[Callable[[Executor, kaas.Library], RunRequest], typ
     "too large": (
         lambda _, library: one(library, n=1 << 20),
         RequestTooLarge,
-        {"buffer": "a", "buffer_bytes": 4 << 20, "capacity_bytes": CACHE_BYTES, "needed_bytes": 8 << 20},
+        {"buffer": "a", "buffer_bytes": 4 << 20, "capacity_bytes": CACHE_BYTES, "needed_bytes": 4 << 20},
     ),
     "pinned": (pinned, OutOfDeviceMemory, {"buffer": "a", "buffer_bytes": 20_000, "needed_bytes": 40_448}),
     "driver": (
