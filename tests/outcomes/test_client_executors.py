@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import numpy as np
@@ -148,7 +149,11 @@ def test_code_in_an_executor_finds_nothing_of_another_client_and_takes_no_other_
     code.mkdir()
     kernels = str(user_cache.cache_root() / "kernels")
     text = INTRUDER.format(
-        backwards=secret[:16].tobytes()[::-1].hex(), said=SAID, kernels=kernels, forged=FORGED, new_code=TRAP
+        backwards=secret[:16].tobytes()[::-1].hex(),
+        said=SAID,
+        kernels=kernels,
+        forged=FORGED,
+        new_code=f"{TRAP}\n// {token_hex(8)}",
     )
     (code / "sitecustomize.py").write_text(text)
     monkeypatch.syspath_prepend(str(code))
