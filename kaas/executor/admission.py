@@ -86,13 +86,14 @@ class Admission:
         monitor: DeviceMonitor,
         write_back: WriteBackStream,
         device: str,
+        unload: Callable[[], bool],
         make_room: Callable[[], bool],
     ) -> None:
-        """Use `make_room` to free memory of idle clients; it returns False once there is none.
+        """Use `unload` and then `make_room` to free memory: of idle code, and of idle clients.
 
-        device: its name, for errors.
+        Each returns False once there is none. device: its name, for errors.
         """
-        self._make_room = make_room
+        self._unload, self._make_room = unload, make_room
         self._device = device
         self._memory = memory
         self._monitor = monitor
@@ -109,14 +110,11 @@ class Admission:
         """
         return self._roomy(partial(self._admit, request))
 
-    def load(
-        self, make: Callable[[KTask, int, str | None], T], forget: Callable[[], None], task: KTask, client: str | None
-    ) -> T:
+    def load(self, make: Callable[[KTask, int, str | None], T], task: KTask, client: str | None) -> T:
         """Make the plan of a kTask; idle code and objects leave if variables of its code have no room.
 
         Args:
             make: makes the plan for a client, with the bytes of the device's cache.
-            forget: unloads idle code.
             task: the kTask.
             client: of the request; None: there is no request.
 
@@ -124,7 +122,7 @@ class Admission:
             The errors of `make_plan`; OutOfDeviceMemory: there is no room, even if no other request runs.
         """
         attempt = partial(make, task, self._memory.capacity_bytes, client)
-        for give_way in (forget, self._empty):
+        for give_way in (self._unload, self._empty):
             with suppress(OutOfDeviceMemory):
                 return attempt()
             give_way()
@@ -135,13 +133,13 @@ class Admission:
             self._memory.empty(())
 
     def _roomy(self, action: Callable[[], T]) -> T:
-        """Do something that needs memory. Idle clients leave while the device has less than its budget says."""
+        """Do something that needs memory. Idle code and clients leave while the device has less than its budget."""
         while True:
             try:
                 return action()
             except (OutOfDeviceMemory, RequestTooLarge) as error:
                 enough = self._memory.cache.device.capacity_bytes >= self._memory.capacity_bytes
-                if (enough and isinstance(error, RequestTooLarge)) or not self._make_room():
+                if (enough and isinstance(error, RequestTooLarge)) or not (self._unload() or self._make_room()):
                     raise
 
     def _admit(self, request: AdmissionRequest) -> Admitted:

@@ -77,6 +77,7 @@ class FencedSlots(Slots):
 
     def give(self, slot: Slot) -> None:
         """Give a slot back, the executor's or a client's."""
+        slot.plans.current = None
         taken, client = self._taken.pop(slot, (slot, None))
         if client is not None:
             self._exit(client)

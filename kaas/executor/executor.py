@@ -87,8 +87,8 @@ class Executor:
             self._host_to_device = HostToDevice(device.stream(), self._monitor)
             self._write_back = WriteBackStream(device, self._memory, self._monitor, on_write_back)
             self._slots = make_slots(slots, device, memory, self._monitor, isolation)
-        name, make_room = device.info().name, self._slots.make_room
-        self._admission = Admission(self._memory, self._monitor, self._write_back, name, make_room)
+        name, unload, make_room = device.info().name, self._slots.unload, self._slots.make_room
+        self._admission = Admission(self._memory, self._monitor, self._write_back, name, unload, make_room)
         self._printed = PrintedText(device.take_printed, on_printed)
         self._failures = Failures(device, self._monitor, self._printed)
         self._watchdog = Watchdog(self._failures.overrun)
@@ -124,7 +124,7 @@ class Executor:
                 for one in self._slots:
                     slot = self._slots.take(one.number)
                     try:
-                        plan = self._admission.load(slot.graph_cache, slot.forget, task, None).plan
+                        plan = self._admission.load(slot.plans.get, task, None).plan
                     finally:
                         self._slots.give(slot)
                 return plan
@@ -300,7 +300,7 @@ class Executor:
 
     def _run(self, slot: Slot, request: RunRequest, watched: Watched | None) -> RunResult:
         started = perf_counter()
-        graphs = self._admission.load(slot.graph_cache, slot.forget, request.task, request.client)
+        graphs = self._admission.load(slot.plans.get, request.task, request.client)
         plan = graphs.plan
         given = chosen_values(plan, request)
         kept = self._kept(plan, request) if request.keep else _NOTHING

@@ -24,15 +24,11 @@ from kaas.executor.device.windows.window import ClientWindow
 from kaas.executor.inputs import Inputs, check_scalars
 from kaas.executor.objects import CachedObject
 from kaas.executor.plan.graph_cache import ArenaPlacement, GraphCache, Launches, LaunchValues
-from kaas.executor.plan.loaded_kernels import LoadedKernels
-from kaas.executor.plan.plan import Plan, make_plan
+from kaas.executor.plan.plan import Plan
+from kaas.executor.plan.slot_plans import SlotPlans
 from kaas.executor.profile import KernelTime
 from kaas.executor.run import ChosenValues, RunRequest
-from kaas.ktask.graph import KTask
 from kaas.ktask.request import check_names, iterations_of
-
-MAX_PLANS = 256
-"""Plans that a slot keeps. Beyond them it drops the least recently used plan, with its graph."""
 
 
 class Slot:
@@ -43,7 +39,7 @@ class Slot:
     Fields:
         number: among the slots of its executor. arena: only the executor's memory changes it.
         window: its kernels are `confined` to it; None: they are not.
-        graph_caches: by the kTask's key, the least recently used first.
+        plans: with their graphs and code.
         kernels_s: device seconds of the kernels of requests that have ended. launches: how often the kernels of a
             request were queued. in_flight: such kernels are queued or run, or have just ended.
     """
@@ -53,8 +49,7 @@ class Slot:
         self.arena = arena
         self.window, self.confined = window, window is not None
         self.stream = device.stream()
-        self.kernels = LoadedKernels(device, window)
-        self.graph_caches: dict[str, GraphCache] = {}
+        self.plans = SlotPlans(device, window)
         self.kernels_s, self.launches = 0.0, 0
         self.in_flight = False
         self._seen = (0, 0.0)  # a launch, and when its kernels were first found to run
@@ -62,43 +57,6 @@ class Slot:
         self._device_to_host = DeviceToHost(device, self.stream)
         self._client: str | None = None
         self._tables: tuple[ArenaPlacement, list[bytes]] | None = None
-
-    def graph_cache(self, task: KTask, capacity_bytes: int, client: str | None = None) -> GraphCache:
-        """Return the plan of a kTask with its graphs in this slot, which the kTask's first request makes.
-
-        Args:
-            task: the kTask.
-            capacity_bytes: of the device's cache.
-            client: the client of the request, if it has one.
-
-        Raises:
-            The errors of `make_plan`.
-        """
-        graphs = self._graph_cache(task, capacity_bytes)
-        if client is None or not graphs.plan.globals:
-            return graphs
-        stale = {library.name for library in graphs.plan.globals if library.stale(client)}
-        if not stale:
-            return graphs
-        for key, other in list(self.graph_caches.items()):
-            if any(library.name in stale for library in other.plan.globals):
-                self.graph_caches.pop(key).close()
-        self.kernels.drop(stale)
-        return self._graph_cache(task, capacity_bytes)
-
-    def _graph_cache(self, task: KTask, capacity_bytes: int) -> GraphCache:
-        graphs = self.graph_caches.pop(task.key, None)
-        if graphs is None:
-            device = self._device
-            name = device.info().name
-            plan = make_plan(task, self.kernels, device.limits, capacity_bytes, name, apart=device.checks)
-            graphs = GraphCache(plan, device)
-            if len(self.graph_caches) >= MAX_PLANS:
-                self.graph_caches.pop(next(iter(self.graph_caches))).close()
-                in_use = (graphs, *self.graph_caches.values())
-                self.kernels.keep({library.hash for one in in_use for library in one.plan.task.libraries})
-        self.graph_caches[task.key] = graphs  # the last one is the most recently used
-        return graphs
 
     def enter(self, client: str, plan: Plan) -> None:
         """Clear the arena and restore globals, where requests of other clients may have left bytes.
@@ -181,15 +139,9 @@ class Slot:
             self._seen = launch, now_s
         return ended_s + now_s - self._seen[1]
 
-    def forget(self) -> None:
-        """Free the plans and unload their code; the last request must have ended."""
-        while self.graph_caches:
-            self.graph_caches.popitem()[1].close()
-        self.kernels.close()
-
     def close(self) -> None:
         """Free the plans, buffers, stream and code of the slot; its last request must have ended."""
-        self.forget()
+        self.plans.close()
         self._device_to_host.close()
         self.stream.close()
 
@@ -306,10 +258,11 @@ class Slots:
 
     def _fitting(self, task: str) -> Slot | None:
         free = self._free.values()
-        return next((slot for slot in reversed(free) if task in slot.graph_caches), next(reversed(free), None))
+        return next((slot for slot in reversed(free) if task in slot.plans.graphs), next(reversed(free), None))
 
     def give(self, slot: Slot) -> None:
         """Give a slot back: to the first thread that waits for it, otherwise to the free slots."""
+        slot.plans.current = None
         with self._monitor.lock:
             self._pass_on(slot)
 
@@ -319,6 +272,11 @@ class Slots:
             self.take(slot.number)
         for slot in self.every():
             slot.close()
+
+    def unload(self) -> bool:
+        """Unload code with variables that no request uses; return False if there is none."""
+        unloaded = [slot.plans.unload() for slot in self.every()]
+        return any(unloaded)
 
     def make_room(self) -> bool:
         """Let an idle client leave, with all its memory; return False if there is none, as here."""

@@ -64,4 +64,4 @@ def make_executor(softgpu: tuple[int, ...]) -> Iterator[MakeExecutor]:  # noqa: 
 def graphs_of(executor: Executor, task: kaas.KTask) -> GraphCache:
     """Return the graphs of the slot in which a kTask has run."""
     slots: list[Slot] = executor._slots.every()
-    return next(slot.graph_caches[task.key] for slot in slots if task.key in slot.graph_caches)
+    return next(slot.plans.graphs[task.key] for slot in slots if task.key in slot.plans.graphs)

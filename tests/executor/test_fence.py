@@ -321,13 +321,34 @@ def test_code_with_variables_gets_room(make_executor: MakeExecutor, isolation: s
         executor.run(RunRequest(counting(256 << 20), {}, {}, "mallory"))
 
 
-def test_idle_clients_leave_for_a_request_that_needs_the_memory_of_their_variables(
+def test_code_of_idle_clients_leaves_for_a_request_that_needs_the_memory_of_its_variables(
     make_executor: MakeExecutor,
 ) -> None:
     executor = make_executor(256 << 20, isolation="fence", slots=2)
     executor.run(RunRequest(counting(200 << 20), {}, {}, "mallory"))
     executor.load([InputSource(np.zeros(40 << 20, np.int32), key=b"x")], client="alice")
-    assert "mallory" not in vars(executor._slots)["_clients"]
+    assert not any(len(slot.plans.kernels) for slot in executor._slots.every())
+
+
+@pytest.mark.parametrize("isolation", ["none", "fence"])
+def test_code_leaves_for_a_request_though_its_client_has_another_one(
+    make_executor: MakeExecutor, isolation: str
+) -> None:
+    """The client's present request does not use it, in its own slot or in another."""
+    executor = make_executor(256 << 20, isolation=isolation, slots=2)
+    own, temporary = counting(1 << 10), with_temporary(200 << 20)
+    for slot in range(2):
+        executor.run(RunRequest(counting(100 << 20, 1 + slot), {}, {}, "mallory"), slot)
+    slots = executor._slots
+    with executor.device.context:
+        taken = slots.take(0, client="mallory")
+        try:
+            taken.plans.get(own, 256 << 20, "mallory")
+            outputs = executor.run(RunRequest(temporary, {}, {}, "alice")).outputs
+            assert outputs["y"].view(np.uint32).tolist() == [1]
+            assert [*taken.plans.graphs] == [own.key]
+        finally:
+            slots.give(taken)
 
 
 LARGE = 2 << 20

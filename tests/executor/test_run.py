@@ -253,11 +253,11 @@ def test_a_client_finds_nothing_of_another(executor: Executor, library: kaas.Lib
 def test_plans_are_bounded_and_libraries_leave_with_their_last_plan(
     make_executor: Callable[[int], Executor], library: kaas.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kaas.executor.slots.MAX_PLANS", 2)
+    monkeypatch.setattr("kaas.executor.plan.slot_plans.MAX_PLANS", 2)
     executor = make_executor(1 << 20)
     text = library.images[0].data.decode()
     for number in range(4):
         own = kaas.Library.from_ptx(f"{text}\n// {number}\n")
         task = kaas.KTask([launch(own, "add", kaas.In(A), kaas.In(B), kaas.Out(C), COUNT)], [C])
         run(executor, task, {"a": ints(number), "b": ints(7)})
-        assert sum(len(slot.kernels) for slot in executor._slots) == min(number + 1, 2)
+        assert sum(len(slot.plans.kernels) for slot in executor._slots) == min(number + 1, 2)

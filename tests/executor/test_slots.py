@@ -111,7 +111,7 @@ def test_slots_are_taken_in_the_order_of_asking(
 def test_code_is_loaded_for_each_slot(make_executor: MakeExecutor, task: kaas.KTask) -> None:
     executor = make_executor(64 * KIB, slots=2)
     executor.prepare(task)
-    assert sum(len(slot.kernels) for slot in executor._slots) == 2
+    assert sum(len(slot.plans.kernels) for slot in executor._slots) == 2
 
 
 # --- ends

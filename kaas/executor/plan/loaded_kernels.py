@@ -53,6 +53,10 @@ class LoadedKernels:
         """Return the globals of the libraries that have some. All of them must be loaded."""
         return tuple(self._globals[library.hash] for library in libraries if self._globals[library.hash])
 
+    def with_globals(self) -> set[str]:
+        """Return the libraries that have globals, by hash."""
+        return {name for name, found in self._globals.items() if found}
+
     def image(self, library: Library) -> Image:
         """Return the image of this library that is loaded; one must be."""
         return self._libraries[library.hash].image

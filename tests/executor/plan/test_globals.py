@@ -58,7 +58,7 @@ def test_another_client_starts_from_the_first_values(own: Executor, library: kaa
     task = counting(library)
     assert [run(own, task, client) for client in "aabbabba"] == [
         FIRST, SECOND, FIRST, SECOND, FIRST, FIRST, SECOND, FIRST]  # fmt: skip
-    assert sum(len(slot.kernels) for slot in own._slots) == 1
+    assert sum(len(slot.plans.kernels) for slot in own._slots) == 1
 
 
 def test_any_kernel_of_the_library(own: Executor, library: kaas.Library) -> None:
@@ -123,7 +123,7 @@ def test_each_slot_has_its_own(make_executor: MakeExecutor, library: kaas.Librar
     request = [RunRequest(counting(library), {}, {}, client) for client in "ab"]
     found = [executor.run(request[client], slot) for client, slot in [(0, 0), (1, 1), (0, 0), (1, 1), (0, 1), (1, 0)]]
     assert [result.outputs["out"].tolist() for result in found] == [FIRST, FIRST, SECOND, SECOND, FIRST, FIRST]
-    assert sum(len(slot.kernels) for slot in executor._slots) == 2
+    assert sum(len(slot.plans.kernels) for slot in executor._slots) == 2
 
 
 def test_libraries_without_globals_cost_nothing(own: Executor) -> None:
@@ -147,7 +147,7 @@ def test_memory_of_evicted_libraries_is_freed(
     own: Executor, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = [peeking(kaas.Library.from_ptx(f"{PTX}// {number}")) for number in range(2)]
-    monkeypatch.setattr("kaas.executor.slots.MAX_PLANS", 1)
+    monkeypatch.setattr("kaas.executor.plan.slot_plans.MAX_PLANS", 1)
     own.prepare(others[0])
     with own.device.context:
         before = own.device.free_bytes()
@@ -155,7 +155,7 @@ def test_memory_of_evicted_libraries_is_freed(
     for client in "ab":
         run(own, task, client)
     own.prepare(others[1])
-    assert sum(len(slot.kernels) for slot in own._slots) == 1
+    assert sum(len(slot.plans.kernels) for slot in own._slots) == 1
     own.flush()
     with own.device.context:
         assert own.device.free_bytes() + own.cache.arena_bytes == before
