@@ -11,9 +11,11 @@ from __future__ import annotations
 import ast
 import gc
 import random
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Generator, Iterable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +34,8 @@ SOURCES = (ROOT, ROOT / "softgpu", ROOT / "compilers" / "tvm_backend", ROOT / "l
 """Folders that our packages stand in."""
 STARTS = {"os.posix_spawn", "subprocess.Popen"}
 """Audit events of a program that starts. A fork of the test's own process is cheap, and allowed."""
+CODE = re.compile(r"^(?:@|def |async def |class )", re.MULTILINE)
+"""The first line after the top of a file."""
 LOOK_UPS = {"/sbin/ldconfig", "fc-list"}
 """Programs that packages start while a first test imports them: cuda.pathfinder to find libraries, and matplotlib to
 find fonts where it has no cache of them yet. They are allowed."""
@@ -76,10 +80,22 @@ def _sample(items: Iterable[pytest.Item]) -> set[pytest.Item]:
     }
 
 
+def _top(text: str) -> list[ast.stmt]:
+    """Return the statements of a file before its first function or class, or more of them.
+
+    To parse all of every file takes each process of pytest seconds.
+    """
+    code = CODE.search(text)
+    if code is not None and "pytestmark" not in text[code.start() :]:
+        with suppress(SyntaxError):  # of a program in a string, where that is cut
+            return ast.parse(text[: code.start()]).body
+    return ast.parse(text).body
+
+
 @cache
 def _head(path: Path) -> Head:
     imports, marks = set[str](), set[str]()
-    for statement in ast.parse(path.read_text()).body:
+    for statement in _top(path.read_text()):
         match statement:
             case ast.Import(names=names):
                 imports |= {name.name for name in names}
@@ -109,6 +125,11 @@ def _parts(path: Path) -> list[list[str]]:
     return [name.split(".") for name in _head(path).imports]
 
 
+@cache
+def _roots(path: Path) -> set[str]:
+    return {parts[0] for parts in _parts(path)}
+
+
 def _packages(path: Path) -> set[str]:
     """Return the packages that a file imports at its top, and those that our files import that it imports so."""
     seen, left = {path}, [path]
@@ -116,7 +137,7 @@ def _packages(path: Path) -> set[str]:
         new = _ours(left.pop()) - seen
         seen |= new
         left += new
-    return {parts[0] for file in seen for parts in _parts(file)}
+    return set[str]().union(*map(_roots, seen))
 
 
 def is_outside(path: Path, lane: str) -> bool:
