@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import os
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 
 from softgpu.jit import Compiler
 from softgpu.target import Target
+from softgpu.user_cache import cache_root, is_own_file
 
 SOURCES = Path(__file__).parents[2] / "runtime"
 STUB = Path(__file__).with_name("driver_stub.c")
@@ -213,8 +217,16 @@ def _bytes_of(argument: Any) -> bytes:
 
 
 def build_runner(directory: Path) -> Path:
-    output = directory / "runner.so"
+    """Return the runner in a folder, compiled there unless the folder has one of the same sources."""
     files = [str(path) for path in (*sorted(SOURCES.glob("*.c")), STUB)]
+    digest = hashlib.blake2b(digest_size=16)
+    for path in (STUB, Path(__file__), *sorted(SOURCES.iterdir())):
+        digest.update(path.read_bytes() if path.is_file() else b"")
+    output = directory / f"runner-{digest.hexdigest()}.so"
+    if is_own_file(output):
+        return output
+    handle, draft = tempfile.mkstemp(dir=directory, suffix=".so")
+    os.close(handle)
     command = [
         "cc",
         "-O2",
@@ -226,11 +238,12 @@ def build_runner(directory: Path) -> Path:
         "-I",
         str(SOURCES),
         "-o",
-        str(output),
+        draft,
         *files,
         "-lm",
     ]
     subprocess.run(command, check=True)
+    os.replace(draft, output)  # another process of tests finds a whole one
     return output
 
 
@@ -246,22 +259,33 @@ def load_runner(path: str | Path) -> ctypes.CDLL:
 
 
 @pytest.fixture(scope="session")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return load_runner(build_runner(tmp_path_factory.mktemp("runner")))
+def compiled() -> Path:
+    """A folder of the user's cache: what one run of the tests compiles, other processes and later runs find.
+
+    The names of entries are made of the sources of compiler and runner, so no change of these finds older code.
+    """
+    folder = cache_root() / "tests"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")
-def gpu(runner: ctypes.CDLL, tmp_path_factory: pytest.TempPathFactory) -> Gpu:
-    return Gpu(runner, tmp_path_factory.mktemp("cache"))
+def runner(compiled: Path) -> ctypes.CDLL:
+    return load_runner(build_runner(compiled))
 
 
 @pytest.fixture(scope="session")
-def fenced_gpu(runner: ctypes.CDLL, tmp_path_factory: pytest.TempPathFactory) -> Gpu:
+def gpu(runner: ctypes.CDLL, compiled: Path) -> Gpu:
+    return Gpu(runner, compiled / "plain")
+
+
+@pytest.fixture(scope="session")
+def fenced_gpu(runner: ctypes.CDLL, compiled: Path) -> Gpu:
     """With a window."""
-    return Gpu(runner, tmp_path_factory.mktemp("cache"), fenced=True)
+    return Gpu(runner, compiled / "fenced", fenced=True)
 
 
 @pytest.fixture(scope="session")
-def checked_gpu(runner: ctypes.CDLL, tmp_path_factory: pytest.TempPathFactory) -> Gpu:
+def checked_gpu(runner: ctypes.CDLL, compiled: Path) -> Gpu:
     """With memcheck."""
-    return Gpu(runner, tmp_path_factory.mktemp("cache"), memcheck=True)
+    return Gpu(runner, compiled / "memcheck", memcheck=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from softgpu.c_interface import INVALID_PTX, CompileError
 from softgpu.ptx import limits
+from softgpu.tests.compiler.conftest import Gpu
 from softgpu.tests.compiler.fuzz.campaign import Worker
 from softgpu.tests.compiler.harness import HEADER
 from softgpu.tests.compiler.test_refusals import entry
@@ -80,10 +82,12 @@ def test_enormous_images_are_refused_or_compiled_within_limits(
         within("LIVE_BITS", 1, DECLARED + "a: add.s32 %r, %r, 1; @%p bra a;"),
     ],
 )
-def test_limits(gpu: Any, monkeypatch: pytest.MonkeyPatch, limit: str, least: int, body: str) -> None:
+def test_limits(
+    runner: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, least: int, body: str
+) -> None:
     monkeypatch.setattr(limits, limit, least)
     with pytest.raises(CompileError) as caught:
-        compiled(gpu, entry(body))
+        compiled(Gpu(runner, tmp_path), entry(body))
     assert caught.value.result == INVALID_PTX
     assert "makes no sense" not in caught.value.message
 

@@ -21,7 +21,7 @@ from softgpu import c_interface, examination, machine_code, target
 from softgpu.c_interface import INVALID_HANDLE, INVALID_IMAGE, INVALID_PTX, NO_BINARY_FOR_GPU, CompileError
 from softgpu.disk_cache import DiskCache
 from softgpu.target import Target, host
-from softgpu.tests.compiler.conftest import Gpu
+from softgpu.tests.compiler.conftest import Gpu, build_runner
 from tests.timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).parents[4]
@@ -49,6 +49,17 @@ def test_a_second_load_neither_reads_nor_compiles(
     monkeypatch.setattr(examination, "examine", forbid)
     monkeypatch.setattr(machine_code, "assemble", forbid)
     adds(Gpu(runner, tmp_path))
+
+
+def test_the_tests_of_the_next_run_neither_build_the_runner_nor_compile(
+    runner: ctypes.CDLL, compiled: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adds(gpu)
+    for module, name in ((subprocess, "run"), (examination, "examine"), (machine_code, "assemble")):
+        monkeypatch.setattr(module, name, forbid)
+    assert str(build_runner(compiled)) == runner._name
+    adds(Gpu(runner, gpu.compiler._translator._cache.directory))
+    assert gpu.compiler._translator._cache.directory.parent == compiled
 
 
 def test_damaged_entries_are_made_again(runner: ctypes.CDLL, tmp_path: Path) -> None:

@@ -29,10 +29,10 @@ pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the proc
 
 
 @pytest.fixture(scope="session", params=PROCESSORS)
-def gpu(request: pytest.FixtureRequest, runner: ctypes.CDLL, tmp_path_factory: pytest.TempPathFactory) -> Gpu:
+def gpu(request: pytest.FixtureRequest, runner: ctypes.CDLL, compiled: Path) -> Gpu:
     if request.param == "x86-64-v3" and not target.host().masked_bits:
         pytest.skip("this machine has no AVX2")
-    return Gpu(runner, tmp_path_factory.mktemp("cache"), processor=target.of(request.param))
+    return Gpu(runner, compiled / "plain", processor=target.of(request.param))
 
 
 @pytest.mark.slow

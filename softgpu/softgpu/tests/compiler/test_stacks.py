@@ -234,7 +234,9 @@ FRAME_BYTES = 640 << 10
 """More than the 512 KiB of a warp's stack and its guard of 64 KiB."""
 
 
-def test_a_frame_that_is_larger_than_the_stack_ends_the_launch(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_that_is_larger_than_the_stack_ends_the_launch(
+    runner: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Even if the code touches nothing of it: below the guard lies memory of others."""
     generate = codegen.generate
 
@@ -244,6 +246,7 @@ def test_a_frame_that_is_larger_than_the_stack_ends_the_launch(gpu: Gpu, monkeyp
         return replace(code, text=code.text.replace("entry:\n", "entry:\n" + frame, 1))
 
     monkeypatch.setattr(codegen, "generate", large)
+    gpu = Gpu(runner, tmp_path)
     with pytest.raises(RuntimeError, match=r"719: illegal access in block .* warp 1: .*: stack overflow"):
         gpu.run(TWO_WARPS, "k", 1, 64)
     gpu.run(TWO_WARPS, "k", 1, 32)  # the thread's own stack is larger
