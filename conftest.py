@@ -27,7 +27,7 @@ for name in ("COLUMNS", "LINES"):
 if find_spec("hypothesis"):  # not on every machine whose GPU is tested
     from hypothesis import HealthCheck, settings
 
-    for name, examples in {"quick": 15, "test": 20, "all": 200}.items():
+    for name, examples in {"quick": 10, "test": 20, "all": 200}.items():
         settings.register_profile(
             name, deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=examples
         )

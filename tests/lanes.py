@@ -27,7 +27,7 @@ OUTSIDE = {"quick": {"full", "processes", "ray", "slow"}, "test": {"full"}, "all
 NOT_INSTALLED = {"cupy", "cutlass_blas", "numba", "onnx", "ray", "torch", "triton", "tvm", "tvm_backend"}
 """Packages that a file of the quick lane, and a file of ours that it imports, may not import at its top. A folder whose
 conftest.py imports one is left out whole."""
-QUICK_CASES = 8
+QUICK_CASES = 5
 """The most cases of one test that the quick lane runs where no test is asked for by name."""
 ROOT = Path(__file__).parent.parent
 SOURCES = (ROOT, ROOT / "softgpu", ROOT / "compilers" / "tvm_backend", ROOT / "libraries" / "cutlass_blas")

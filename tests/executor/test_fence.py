@@ -506,6 +506,7 @@ def with_temporary(nbytes: int) -> kaas.KTask:
     return kaas.KTask(kernels, [y])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [[PAGE_BYTES + 512] * 130, [512, PAGE_BYTES - 512] * 125])
 def test_no_client_takes_memory_from_others_for_good(
     softgpu: tuple[int, ...], make_executor: MakeExecutor, library: kaas.Library, sizes: list[int]

@@ -197,6 +197,7 @@ def spoil_request(draw: Draw, case: Case) -> tuple[Case, tuple[type[KaasError], 
     return Case(msgspec.structs.replace(case.request, inputs=inputs), {}), (WrongSize,)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("all_given_back")
 @pytest.mark.parametrize("seed", range(2))
 def test_a_thousand_random_faults(opened: Open, library: kaas.Library, host_memory: set[int], seed: int) -> None:

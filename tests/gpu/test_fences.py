@@ -126,6 +126,7 @@ def test_two_clients_have_their_own_objects_arenas_and_variables(executor: Execu
     assert not {*hers} & {*his}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["uniform", "row", "loaded"])
 def test_no_attack_reads_or_changes_memory_of_another_client(executor: Executor, shape: str) -> None:
     """The attacker has memory at the same places of its own window, so that no attack is a fault."""

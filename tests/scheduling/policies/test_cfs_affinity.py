@@ -313,6 +313,7 @@ def backlogged_known(world: World, costs: dict[str, list[float]], requests: int)
 COSTS = st.lists(st.floats(0.5, 2.0), min_size=1, max_size=5)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 3), COSTS, COSTS)
 @example(4, 1, [0.5], [2.0])

@@ -104,6 +104,7 @@ def test_max_share_is_never_exceeded(
         assert used <= share * devices * (world.time_s + WINDOW_S) + largest * (1 + devices * slots)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHARING)
 def test_a_limited_client_gets_its_share_in_the_long_run(name: str) -> None:
     world = idle(SHARING[name], 2)
