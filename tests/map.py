@@ -105,11 +105,19 @@ def tree(module: str) -> ast.Module:
     return parse(MODULES[module])
 
 
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements of a tree, those in others too; not its expressions, which are most of what it holds."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for statement in getattr(tree, field, ()):
+            yield statement
+            yield from statements(statement)
+
+
 @cache
 def imports(module: str) -> frozenset[str]:
     """Return what a module imports anywhere in it, inside functions and for types too, as full dotted names."""
     found: set[str] = set()
-    for node in ast.walk(tree(module)):
+    for node in statements(tree(module)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -27,6 +27,7 @@ from tests.map import (
     level,
     longest,
     page,
+    statements,
     tree,
 )
 
@@ -130,7 +131,7 @@ OTHER_MODULES = [name for name in MODULES if name not in OUR_MODULES]
 def names_of(module: str) -> tuple[list[str], list[str]]:
     """Return the names of a module's classes, and its other names of types."""
     classes, aliases = [], []
-    for node in ast.walk(tree(module)):
+    for node in statements(tree(module)):
         if isinstance(node, ast.ClassDef):
             classes.append(node.name)
         elif isinstance(node, ast.Assign) and isinstance(node.value, TYPE):
