@@ -120,10 +120,10 @@ def test_failures_are_errors(node: Node, server: Server) -> None:
 
 
 def test_the_client_repeats_its_requests_after_the_server_was_killed(node: Node, tmp_path: Path) -> None:
-    with Server(tmp_path, ["ada"], kernels_s={"vsub": 0.005}) as server, ThreadPoolExecutor(1) as beside:
+    with Server(tmp_path, ["ada"], kernels_s={"vsub": 0.01}) as server, ThreadPoolExecutor(1) as beside:
         with kaas.Client(server.address, keys=server.keys("ada")) as client:
             client.register(subtraction(), name="difference")
-        count = 1000
+        count = 500
         flood = beside.submit(node, "flood.mjs", server.address, "difference", str(count), *last(server))
         while server.charged()["ada"] < 100:
             assert not flood.done()

@@ -13,6 +13,7 @@ from kaas.errors import CannotFence
 from softgpu.tests.compiler.corpus.registry import CASES
 from tests.code.fencing import window
 from tests.code.fencing.checks import unconfined
+from tests.lanes import spread
 
 ROOT = Path(__file__).parents[3]
 TEXTS = sorted(path for part in ("benchmarks", "examples", "kaas", "softgpu", "tests")
@@ -28,7 +29,7 @@ SAMPLE = {*[*CASES][::9], "functions-variables", "functions-machine", "call_tabl
           "call_tables-virtual_calls", "library-complex_math"}  # fmt: skip
 
 
-@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", spread(TEXTS, 40), ids=lambda path: path.name)
 def test_no_address_of_a_tenant_reaches_memory(path: Path) -> None:
     if path.name in REFUSED:
         with pytest.raises(CannotFence, match=REFUSED[path.name]):

@@ -16,6 +16,7 @@ from kaas.executor.executor import Executor, RunRequest
 from kaas.executor.plan.globals import Globals
 from kaas.executor.plan.variables import variables_of
 from tests.executor.conftest import MakeExecutor
+from tests.lanes import spread
 
 ROOT = Path(__file__).parents[3]
 PTX = (Path(__file__).parents[1] / "kernels" / "globals.ptx").read_text()
@@ -166,7 +167,7 @@ SOURCES = sorted(
 )
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", spread(SOURCES, 40), ids=lambda path: path.stem)
 def test_the_driver_finds_every_variable(path: Path, own: Executor) -> None:
     image = kaas.Library.from_file(path).images[0]
     with own.device.context:

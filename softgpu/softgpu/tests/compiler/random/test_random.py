@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -92,8 +93,8 @@ def test_random_programs(gpu: Any, program: Program) -> None:
 @pytest.mark.slow
 @settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(program=programs())
-def test_programs_whose_variables_stay_in_memory(gpu: Any, tmp_path_factory: Any, program: Program) -> None:
+def test_programs_whose_variables_stay_in_memory(gpu: Any, compiled: Path, program: Program) -> None:
     """LLVM would take minutes to move the variables of code with very many branches to registers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine_code, "_MOST_PHIS", -1)
-        check(Gpu(gpu.library, tmp_path_factory.mktemp("cache")), program)
+        check(Gpu(gpu.library, compiled / "most_phis"), program)
