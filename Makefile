@@ -40,7 +40,7 @@ extras: setup ## PyTorch, Triton, CuPy and onnxscript too (up to 7 GB), for the 
 demo: $(VENV)/.run ## three clients share four devices by weight, and an executor is killed meanwhile
 	@$(BIN)/kaas demo $(ARGS)
 
-quick: $(VENV)/.quick ## the tests that need no Ray, no nvcc, no TVM and no server process: about a minute on 2 cores
+quick: $(VENV)/.quick ## the tests that need no Ray, no nvcc, no TVM and no server process: one to two minutes on 2 cores
 	@$(BIN)/python -m softgpu.build
 	@$(BIN)/python -m pytest --lane quick $(TWO) $(ARGS)
 
