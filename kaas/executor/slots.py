@@ -23,9 +23,8 @@ from kaas.executor.device.monitor import DeviceMonitor
 from kaas.executor.device.windows.window import ClientWindow
 from kaas.executor.inputs import Inputs, check_scalars
 from kaas.executor.objects import CachedObject
-from kaas.executor.plan.graph_cache import ArenaPlacement, GraphCache, Launches, LaunchValues
+from kaas.executor.plan.graph_cache import ArenaPlacement, GraphCache, Launches, LaunchValues, SlotPlans
 from kaas.executor.plan.plan import Plan
-from kaas.executor.plan.slot_plans import SlotPlans
 from kaas.executor.profile import KernelTime
 from kaas.executor.run import ChosenValues, RunRequest
 from kaas.ktask.request import check_names, iterations_of

@@ -253,7 +253,7 @@ def test_a_client_finds_nothing_of_another(executor: Executor, library: kaas.Lib
 def test_plans_are_bounded_and_libraries_leave_with_their_last_plan(
     make_executor: Callable[[int], Executor], library: kaas.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kaas.executor.plan.slot_plans.MAX_PLANS", 2)
+    monkeypatch.setattr("kaas.executor.plan.graph_cache.MAX_PLANS", 2)
     executor = make_executor(1 << 20)
     text = library.images[0].data.decode()
     for number in range(4):

@@ -148,7 +148,7 @@ def test_memory_of_evicted_libraries_is_freed(
     own: Executor, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = [peeking(kaas.Library.from_ptx(f"{PTX}// {number}")) for number in range(2)]
-    monkeypatch.setattr("kaas.executor.plan.slot_plans.MAX_PLANS", 1)
+    monkeypatch.setattr("kaas.executor.plan.graph_cache.MAX_PLANS", 1)
     own.prepare(others[0])
     with own.device.context:
         before = own.device.free_bytes()
