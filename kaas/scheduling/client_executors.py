@@ -44,8 +44,8 @@ class DeviceExecutors:
             it ends, once it has no executors; "" if it does not. failed: the last executor did not start.
         executors: by worker. waiting: requests that wait for an executor, with their clients. holders: for each object,
             how many executors have it.
-        start_s: what the quickest start took. turn_ends_s: when an executor that is used may end for another client.
-            wake_s: when the policy is woken, since an executor may end then.
+        start_s: what the quickest start took. turn_ends_s: when another executor that is used may end for a client
+            without one. wake_s: when the policy is woken, since an executor may end then.
     """
 
     index: int
@@ -89,26 +89,29 @@ class DeviceExecutors:
         """Return the executor that ends now for a client without one, or None if none may.
 
         One may end whose client has sent nothing for as long as a start takes. Of the others one may end in `TURN`
-        starts, the one that was given to its client longest ago: so starts take a quarter of a processor at most where
-        the clients that always send are more than the executors.
+        starts, the one that was given to its client longest ago and at least as long ago, also if it has to finish
+        requests first: so no client keeps its place for ever, and starts take a quarter of a processor at most.
 
         Args:
             now_s: the time.
             busy: the clients that have requests, wherever these wait.
         """
-        given = [each for each in self.idle() if each.client]
-        unused = [each for each in given if self._unused_until_s(each, busy) <= now_s]
+        unused = [each for each in self.idle() if each.client and self._unused_until_s(each, busy) <= now_s]
         if unused:
             return min(unused, key=lambda each: each.unused_s)
-        if not given or now_s < self.turn_ends_s:
-            return None
-        self.turn_ends_s = now_s + TURN * self.start_s
-        return min(given, key=lambda each: each.given_s)
+        had_turns = [each for each in self.given() if each.ready and self._turn_ends_s(each) <= now_s]
+        if had_turns:
+            self.turn_ends_s = now_s + TURN * self.start_s
+        return min(had_turns, key=lambda each: each.given_s, default=None)
 
     def next_s(self, now_s: float, busy: Container[str]) -> float:
         """Return the first time after `now_s` at which `gives_way` may say otherwise without an event; 0 for none."""
-        times = [self.turn_ends_s, *(self._unused_until_s(each, busy) for each in self.given())]
+        given = self.given()
+        times = [self._unused_until_s(each, busy) for each in given] + [self._turn_ends_s(each) for each in given]
         return min((time_s for time_s in times if now_s < time_s < math.inf), default=0.0)
+
+    def _turn_ends_s(self, executor: ClientExecutor) -> float:
+        return max(self.turn_ends_s, executor.given_s + TURN * self.start_s)
 
     def _unused_until_s(self, executor: ClientExecutor, busy: Container[str]) -> float:
         """Return when an executor will have been without requests for as long as a start takes."""

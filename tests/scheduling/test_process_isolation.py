@@ -139,10 +139,26 @@ def test_the_executor_that_was_used_longest_ago_ends_for_a_new_client() -> None:
 START_S, RUN_S, STOP_S = 1.0, 0.1, 0.05
 
 
-def calls(clients: int, executors: int, policy: str, until_s: float, think_s: float) -> tuple[Counter[str], int]:
-    """Let clients send each request some time after the last answer; return the answers, and how many workers began."""
-    world = World(isolated(factory(policy)), 1, 1, client_executors=executors)
+def calls(
+    clients: int,
+    executors: int,
+    policy: str,
+    until_s: float,
+    *,
+    think_s: float = 0.0,
+    deep: int = 1,
+    slots: int = 1,
+    max_running: int | None = None,
+) -> tuple[Counter[str], int]:
+    """Let clients send requests, each some time after an answer; return the answers, and how many workers began.
+
+    deep: how many requests each client has at a time, where it does not think.
+    """
+    world = World(isolated(factory(policy)), 1, slots, client_executors=executors)
     world.tick()
+    if max_running is not None:
+        for number in range(clients):
+            world.known(f"client {number}", max_running=max_running)
     answers: Counter[str] = Counter()
     due: list[tuple[float, int, Callable[[], object]]] = []
     numbers = count()
@@ -167,7 +183,8 @@ def calls(clients: int, executors: int, policy: str, until_s: float, think_s: fl
             world.arrive(client)
 
     for number in range(clients):
-        world.arrive(f"client {number}")
+        for _ in range(deep):
+            world.arrive(f"client {number}")
     while world.time_s < until_s:
         for request in world.running:
             after(RUN_S, "run", request, partial(answered, request))
@@ -188,16 +205,27 @@ def test_more_clients_than_executors_cost_a_device_little_of_its_time(
     policy: str, clients: int, executors: int
 ) -> None:
     until_s = 200.0
-    answers, started = calls(clients, executors, policy, until_s, 0.0)
+    answers, started = calls(clients, executors, policy, until_s)
     assert answers.total() > 0.9 * until_s / RUN_S
     assert len(answers) == clients
     assert min(answers.values()) > answers.total() / clients / 3
     assert started <= until_s / (TURN * START_S) + executors + 2
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "adaptive", "mqfq_sticky"])
+@pytest.mark.parametrize(("clients", "executors", "slots"), [(5, 4, 4), (3, 2, 2), (2, 1, 1)])
+def test_clients_that_always_have_requests_waiting_keep_no_other_one_from_the_device(
+    policy: str, clients: int, executors: int, slots: int
+) -> None:
+    until_s = 200.0
+    answers, _ = calls(clients, executors, policy, until_s, deep=3, slots=slots, max_running=1)
+    assert len(answers) == clients
+    assert min(answers.values()) > answers.total() / clients / 2
+
+
 def test_a_client_that_comes_seldom_finds_a_place_at_once_where_another_has_not_come_for_a_while() -> None:
     until_s, think_s = 1000.0, 20.0
-    answers, _ = calls(6, 4, "adaptive", until_s, think_s)
+    answers, _ = calls(6, 4, "adaptive", until_s, think_s=think_s)
     assert min(answers.values()) >= until_s / (think_s + 4 * RUN_S) - 1
 
 
