@@ -27,6 +27,7 @@ from kaas.pool.on_processes import compilers
 from kaas.pool.on_processes.compilers import Compilers, TimeLeft
 from kaas.worker.process_orders import CompilerWork
 from softgpu.ahead import CodeAhead, namespace
+from softgpu.tests.compiler.fuzz.campaign import bring_driver
 from tests.loops import run
 from tests.providers import write_metadata
 
@@ -43,6 +44,8 @@ BRANCHES = HEAD + ".visible .entry k(.param .u64 out)\n{\n.reg .f32 %f<50>; .reg
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Without code, but with this machine's driver."""
+    bring_driver(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path
 
