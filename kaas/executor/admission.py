@@ -230,7 +230,7 @@ class Admission:
         room = {key: tier.sizes.get(key, granules(nbytes)) for key, nbytes in inputs.objects.items() if key not in held}
         needed_bytes, capacity_bytes = arena_bytes + sum(room.values()), tier.capacity_bytes
         if needed_bytes > capacity_bytes:
-            return too_large(task, needed_bytes, capacity_bytes, device)
+            return too_large(task, needed_bytes, capacity_bytes, device, self._memory.capacity_bytes - capacity_bytes)
         name, largest, fields = describe(task)
         return OutOfDeviceMemory(
             f"{name} needs {needed_bytes} bytes at once{largest}; pinned objects leave {missing_bytes} too few on "

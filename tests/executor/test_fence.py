@@ -20,7 +20,7 @@ import pytest
 
 import kaas
 import softgpu
-from kaas.errors import OutOfDeviceMemory
+from kaas.errors import OutOfDeviceMemory, RequestTooLarge
 from kaas.executor import client_slots
 from kaas.executor.client_slots import FencedSlots
 from kaas.executor.device.device import open_device
@@ -328,6 +328,16 @@ def test_code_of_idle_clients_leaves_for_a_request_that_needs_the_memory_of_its_
     executor.run(RunRequest(counting(200 << 20), {}, {}, "mallory"))
     executor.load([InputSource(np.zeros(40 << 20, np.int32), key=b"x")], client="alice")
     assert not any(len(slot.plans.kernels) for slot in executor._slots.every())
+
+
+@pytest.mark.parametrize("isolation", ["none", "fence"])
+def test_a_request_without_room_beside_its_variables_is_told_so(make_executor: MakeExecutor, isolation: str) -> None:
+    executor = make_executor(256 << 20, isolation=isolation, slots=1)
+    with executor.device.context:
+        most = executor.device.free_bytes() - 128
+    refused = r"has \d+ besides \d{9} that variables of code or other programs take, \d+ too few"
+    with pytest.raises(RequestTooLarge, match=refused):
+        executor.run(RunRequest(counting(most), {}, {}, "alice"))
 
 
 @pytest.mark.parametrize("isolation", ["none", "fence"])

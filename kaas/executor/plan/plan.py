@@ -370,11 +370,17 @@ def largest_object_bytes(plan: Plan) -> int:
     return max((plan.buffers[index].nbytes for index in plan.inputs if index not in plan.private), default=0)
 
 
-def too_large(task: KTask | None, needed_bytes: int, capacity_bytes: int, device: str) -> RequestTooLarge:
-    """Return the error of a request or, without a kTask, of loading objects."""
+def too_large(
+    task: KTask | None, needed_bytes: int, capacity_bytes: int, device: str, taken_bytes: int = 0
+) -> RequestTooLarge:
+    """Return the error of a request or, without a kTask, of loading objects.
+
+    taken_bytes: of the device, which are no part of the capacity now.
+    """
     what, largest, fields = describe(task)
+    besides = f" besides {taken_bytes} that variables of code or other programs take" if taken_bytes else ""
     return RequestTooLarge(
-        f"{what} needs {needed_bytes} bytes at once{largest}; {device} has {capacity_bytes}, "
+        f"{what} needs {needed_bytes} bytes at once{largest}; {device} has {capacity_bytes}{besides}, "
         f"{needed_bytes - capacity_bytes} too few",
         **fields,
         device=device,
