@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import kaas
-from kaas.errors import DeviceLost
+from kaas.errors import DeviceLost, KaasError
 from kaas.executor.device.device import open_device
+from kaas.executor.device.monitor import Watched
 from kaas.executor.executor import Executor, InputSource, RunRequest
-from kaas.executor.failures import PrintedText
+from kaas.executor.failures import Failures, PrintedText
 from kaas.executor.slots import Slot
 from tests.timeouts import TIMEOUT_S
 
@@ -73,6 +74,54 @@ def fault_beside(other: str) -> tuple[str, str]:
 def test_a_fault_brings_only_text_of_its_own_client(other: str, printed: str) -> None:
     with ProcessPoolExecutor(1, get_context("spawn")) as processes:  # the device is lost
         assert processes.submit(fault_beside, other).result(TIMEOUT_S) == (printed, "1\n7\n2001\n")
+
+
+ASSERT = """.version 8.0
+.target sm_80
+.address_size 64
+.extern .func __assertfail (.param .b64 m, .param .b64 f, .param .b32 l, .param .b64 n, .param .b64 s);
+.global .align 1 .b8 secret[7] = {115,101,99,114,101,116,0};
+.visible .entry check(.param .u64 out)
+{ .reg .b64 %t; mov.u64 %t,secret; cvta.global.u64 %t,%t;
+  { .param .b64 m; .param .b64 f; .param .b32 l; .param .b64 n; .param .b64 s;
+    st.param.b64 [m],%t; st.param.b64 [f],%t; st.param.b32 [l],1; st.param.b64 [n],%t; st.param.b64 [s],1;
+    call.uni __assertfail, (m, f, l, n, s); }
+  ret; }"""
+
+
+def assertion_beside() -> tuple[str, str]:
+    """Let an assertion of alice's fail, and let mallory's request end by it first; return its text, and the log's."""
+    log: list[str] = []
+    options: Any = {"cache_bytes": 64 << 10, "host_cache_bytes": 0, "slots": 2, "isolation": "fence"}
+    executor = Executor(open_device("software"), **options, on_printed=lambda _, said: log.append(said))
+    out = kaas.Buffer("out", 1, "int32")
+    task = kaas.KTask([kaas.Kernel(kaas.Library.from_ptx(ASSERT), "check", 1, 1, [kaas.Out(out)])], [out])
+    has_failed, go_on, complete = threading.Event(), threading.Event(), Failures.complete
+
+    def held(failures: Failures, error: KaasError, task: kaas.KTask, watched: Watched | None, client: str) -> None:
+        if client == "alice":
+            has_failed.set()
+            assert go_on.wait(TIMEOUT_S)
+        complete(failures, error, task, watched, client)
+
+    with ThreadPoolExecutor(1) as threads, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Failures, "complete", held)
+        threads.submit(executor.run, RunRequest(task, {}, {}, "alice"), 0)
+        try:
+            assert has_failed.wait(TIMEOUT_S)
+            with pytest.raises(DeviceLost) as lost:
+                executor.run(request("mallory", 7), 1)
+        finally:
+            go_on.set()
+    return lost.value.fields["printed"], "".join(log)
+
+
+@pytest.mark.processes
+def test_a_failed_assertion_is_not_told_to_another_client() -> None:
+    with ProcessPoolExecutor(1, get_context("spawn")) as processes:  # the device is lost
+        printed, log = processes.submit(assertion_beside).result(TIMEOUT_S)
+    assert printed == ""
+    assert "Assertion `secret` failed." in log
 
 
 def texts(*parts: str) -> Any:

@@ -187,7 +187,7 @@ def make_plan(
 
 def _prints(image: Image) -> bool:
     """Return False if the code surely prints nothing, which only PTX shows."""
-    return image.kind != "ptx" or b"vprintf" in image.data
+    return image.kind != "ptx" or any(call in image.data for call in (b"vprintf", b"__assertfail"))
 
 
 def _zeroed(task: KTask) -> tuple[Buffer, ...]:
