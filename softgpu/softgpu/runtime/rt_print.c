@@ -6,15 +6,15 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { LINE_BYTES = 4096, SPEC_BYTES = 64 }; /* the output of one call is cut off at LINE_BYTES */
+enum { LINE_BYTES = 4096 }; /* the output of one call is cut off there */
 
 typedef struct text {
-  char bytes[LINE_BYTES];
+  char bytes[LINE_BYTES + 1]; /* the C library ends what it writes with a zero */
   size_t length;
 } text;
 
 static void put(text *out, const char *bytes, size_t count) {
-  size_t room = sizeof out->bytes - out->length;
+  size_t room = LINE_BYTES - out->length;
   if (count > room) count = room;
   memcpy(out->bytes + out->length, bytes, count);
   out->length += count;
@@ -38,63 +38,68 @@ static uint64_t take(given *from, size_t size) {
   return value;
 }
 
-/* A conversion for C's printf: a copy with arguments in place of every *, and with the length of our values. */
+/* A conversion: flags, width, precision and the length of our values. Width and precision are at most what a line holds:
+ * the C library would take time and memory for all of a larger one, and nothing could end it. */
 typedef struct conversion {
-  char spec[SPEC_BYTES];
-  size_t length;
+  char flags[8];
+  const char *length;
   size_t value_bytes; /* of an integer */
+  int width, precision; /* width below 0: to the left, precision below 0: none given */
   int arguments;
 } conversion;
 
-static void add_to_spec(conversion *c, const char *bytes, size_t count) {
-  if (count > sizeof c->spec - 8 - c->length) count = sizeof c->spec - 8 - c->length;
-  memcpy(c->spec + c->length, bytes, count);
-  c->length += count;
+static int within_line(int64_t number) {
+  return (int)(number > LINE_BYTES ? LINE_BYTES : number < -LINE_BYTES ? -LINE_BYTES : number);
 }
 
-static const char *read_conversion(const char *format, conversion *c, given *arguments) {
-  size_t longs = 0;
-  *c = (conversion){.spec = "%", .length = 1, .value_bytes = 4};
-  for (format++; *format && strchr("-+ #0123456789.*lhjzt", *format); format++) {
-    if (*format == '*') {
-      char number[16];
-      add_to_spec(c, number, (size_t)snprintf(number, sizeof number, "%d", (int)take(arguments, 4)));
-      c->arguments++;
-    } else if (*format == 'l' || *format == 'j' || *format == 'z' || *format == 't') longs++;
-    else if (*format == 'h') add_to_spec(c, "h", 1);
-    else add_to_spec(c, format, 1);
+static const char *read_number(const char *format, conversion *c, given *arguments, int *number) {
+  if (*format == '*') {
+    *number = within_line((int)take(arguments, 4));
+    c->arguments++;
+    return format + 1;
   }
-  if (longs) c->value_bytes = 8;
+  for (*number = 0; *format >= '0' && *format <= '9'; format++) *number = within_line(*number * 10 + *format - '0');
   return format;
 }
 
-static void end_spec(conversion *c, const char *end) {
-  memcpy(c->spec + c->length, end, strlen(end) + 1); /* add_to_spec left room */
+static const char *read_conversion(const char *format, conversion *c, given *arguments) {
+  *c = (conversion){.length = "", .value_bytes = 4, .precision = -1};
+  for (format++; *format && strchr("-+ #0", *format); format++)
+    if (!strchr(c->flags, *format)) c->flags[strlen(c->flags)] = *format;
+  format = read_number(format, c, arguments, &c->width);
+  if (*format == '.') format = read_number(format + 1, c, arguments, &c->precision);
+  for (; *format && strchr("lhjzt", *format); format++) {
+    if (*format != 'h') c->length = "ll", c->value_bytes = 8;
+    else if (c->value_bytes == 4) c->length = *c->length ? "hh" : "h";
+  }
+  return format;
 }
 
-static void print_number(text *out, conversion *c, char kind, uint64_t value) {
-  char made[512], end[4] = {kind, 0};
-  if (c->value_bytes == 8) memcpy(end, (char[]){'l', 'l', kind, 0}, 4);
-  end_spec(c, end);
-  int count = c->value_bytes == 8 ? snprintf(made, sizeof made, c->spec, (unsigned long long)value)
-                                  : snprintf(made, sizeof made, c->spec, (unsigned)value);
-  if (count > 0) put(out, made, (size_t)count < sizeof made ? (size_t)count : sizeof made - 1);
+/* Prints a value as the conversion says. */
+#define PRINT(out, c, modifier, kind, value) \
+  do { \
+    char spec[24]; \
+    snprintf(spec, sizeof spec, "%%%s*.*%s%c", (c)->flags, modifier, kind); \
+    size_t room = LINE_BYTES - (out)->length; \
+    int count = snprintf((out)->bytes + (out)->length, room + 1, spec, (c)->width, (c)->precision, value); \
+    if (count > 0) (out)->length += (size_t)count < room ? (size_t)count : room; \
+  } while (0)
+
+static void print_number(text *out, const conversion *c, char kind, uint64_t value) {
+  if (c->value_bytes == 8) PRINT(out, c, "ll", kind, (unsigned long long)value);
+  else PRINT(out, c, c->length, kind, (unsigned)value);
 }
 
-static void print_real(text *out, conversion *c, char kind, uint64_t bits) {
-  char made[512];
+static void print_real(text *out, const conversion *c, char kind, uint64_t bits) {
   double value;
   memcpy(&value, &bits, sizeof value);
-  end_spec(c, (char[]){kind, 0});
-  int count = snprintf(made, sizeof made, c->spec, value);
-  if (count > 0) put(out, made, (size_t)count < sizeof made ? (size_t)count : sizeof made - 1);
+  PRINT(out, c, "", kind, value);
 }
 
+/* No more of the string is read than a line holds. */
 static void print_string(text *out, conversion *c, const char *value) {
-  char made[LINE_BYTES];
-  end_spec(c, "s");
-  int count = snprintf(made, sizeof made, c->spec, value ? value : "(null)");
-  if (count > 0) put(out, made, (size_t)count < sizeof made ? (size_t)count : sizeof made - 1);
+  if (c->precision < 0) c->precision = LINE_BYTES;
+  PRINT(out, c, "", 's', value ? value : "(null)");
 }
 
 /* Prints one conversion; text that is no conversion is printed unchanged. */
@@ -104,7 +109,7 @@ static const char *convert(text *out, const char *format, given *arguments, int 
   switch (*end) {
     case '%': put(out, "%", 1); break;
     case 'd': case 'i': case 'u': case 'x': case 'X': case 'o': case 'c':
-      if (*end == 'c') c.value_bytes = 4;
+      if (*end == 'c') c.value_bytes = 4, c.length = "";
       print_number(out, &c, *end, take(arguments, c.value_bytes));
       c.arguments++;
       break;
@@ -114,7 +119,7 @@ static const char *convert(text *out, const char *format, given *arguments, int 
       break;
     case 'p': {
       c.value_bytes = 8;
-      add_to_spec(&c, "#", c.length < 2);
+      if (!strchr(c.flags, '#')) c.flags[strlen(c.flags)] = '#';
       print_number(out, &c, 'x', take(arguments, 8));
       c.arguments++;
       break;
@@ -129,17 +134,19 @@ static const char *convert(text *out, const char *format, given *arguments, int 
   return end + 1;
 }
 
-static int print(const sg_block *block, const char *format, given arguments) {
+/* A format may have conversions without end: each looks whether the launch is to end. */
+static int print(sg_warp *warp, const char *format, given arguments) {
   text out;
   int taken = 0;
   out.length = 0;
   if (!format) return -1;
   while (*format) {
+    if (__builtin_expect(*warp->stop, 0)) sg_stop(warp);
     const char *next = strchrnul(format, '%');
     put(&out, format, (size_t)(next - format));
     format = *next ? convert(&out, next, &arguments, &taken) : next;
   }
-  softgpu_write(block->launch->device, out.bytes, out.length);
+  softgpu_write(warp->block->launch->device, out.bytes, out.length);
   return taken;
 }
 
@@ -156,7 +163,7 @@ void sg_rt_vprintf(sg_warp *warp, const uint64_t *formats, const uint64_t *argum
   for (; lanes; lanes &= lanes - 1) {
     uint32_t lane = (uint32_t)__builtin_ctz(lanes);
     const sg_window *window = warp->block->window;
-    results[lane] = (uint32_t)print(warp->block, string_at(window, formats[lane]), (given){window, arguments[lane]});
+    results[lane] = (uint32_t)print(warp, string_at(window, formats[lane]), (given){window, arguments[lane]});
   }
 }
 

@@ -73,27 +73,70 @@ def test_an_assertion(gpu: Any) -> None:
     assert str(caught.value) == f"710: {gpu.printed().rstrip()}"
 
 
-@pytest.mark.parametrize(
-    ("format_", "expected"),
-    [(b"100 %", "100 %"), (b"%y is none", "%y is none"), (b"%-5", "%-5"), (b"x" * 5000, "x" * 4096), (b"", "")],
-)
-def test_odd_formats(gpu: Any, format_: bytes, expected: str) -> None:
-    ptx = """.version 8.0
+PRINT = """.version 8.0
 .target sm_80
 .address_size 64
 .extern .func (.param .b32 r) vprintf (.param .b64 f, .param .b64 a);
-.visible .entry k(.param .u64 p)
+.visible .entry k(.param .u64 p, .param .u64 a, .param .u64 s)
 {
-    .reg .b64 %f;
+    .reg .b64 %f, %a, %s;
     .reg .b32 %r;
     ld.param.u64 %f, [p];
+    ld.param.u64 %a, [a];
+    ld.param.u64 %s, [s];
+    st.global.u32 [%s], 1;
     .param .b64 p0; .param .b64 p1; .param .b32 ret;
     st.param.b64 [p0], %f;
-    st.param.b64 [p1], 0;
+    st.param.b64 [p1], %a;
     call.uni (ret), vprintf, (p0, p1);
     ld.param.b32 %r, [ret];
     ret;
 }
 """
-    gpu.run(ptx, "k", 1, 1, np.frombuffer(format_ + b"\0", np.uint8))
-    assert gpu.printed() == expected
+
+
+def write(gpu: Any, format_: bytes, *arguments: int, stop: Any = None) -> str:
+    """Print a format with arguments of four bytes; stop: set before it is printed. Return the output."""
+    text, given = np.frombuffer(format_ + b"\0", np.uint8), np.array([*arguments, *[0] * 32], np.int32)
+    flag = np.zeros(1, np.uint32) if stop is None else stop
+    gpu.run(PRINT, "k", 1, 1, text, given, flag, stop=stop)
+    return str(gpu.printed())
+
+
+@pytest.mark.parametrize(
+    ("format_", "expected"),
+    [(b"100 %", "100 %"), (b"%y is none", "%y is none"), (b"%-5", "%-5"), (b"x" * 5000, "x" * 4096), (b"", "")],
+)
+def test_odd_formats(gpu: Any, format_: bytes, expected: str) -> None:
+    assert write(gpu, format_) == expected
+
+
+MANY = 2_147_483_000
+
+
+@pytest.mark.parametrize(
+    ("format_", "arguments", "expected"),
+    [
+        (b"%*d", (MANY, 7), " " * 4095 + "7"),
+        (b"%*d|", (-MANY, 7), "7" + " " * 4095),
+        (b"%.*d", (MANY, 7), "0" * 4095 + "7"),
+        (b"%.*d", (-1, 7), "7"),
+        (b"%2147483000d", (7,), " " * 4095 + "7"),
+        (b"%.99999999999999999999f", (0, 0), "0." + "0" * 4094),
+        (b"%.*f", (MANY, 0, 0, 0), "0." + "0" * 4094),
+        (b"%-*.*f" * 8, (-(2**31), MANY, 0, 0) * 8, "0." + "0" * 4094),
+        (b"%**d", (4096, 4096, 7), "%**d"),
+        (b"%" + b"0" * 5000 + b"3d", (7,), "007"),
+        (b"%600d", (7,), " " * 599 + "7"),
+    ],
+)
+def test_width_and_precision_are_cut_as_the_output_is(
+    gpu: Any, format_: bytes, arguments: tuple[int, ...], expected: str
+) -> None:
+    assert write(gpu, format_, *arguments) == expected
+
+
+def test_a_long_format_ends_when_the_launch_is_to_end(gpu: Any) -> None:
+    with pytest.raises(RuntimeError, match="702: cancelled"):
+        write(gpu, b"%.4096f" * 100_000, stop=np.zeros(1, np.uint32))
+    assert gpu.printed() == ""
