@@ -33,6 +33,10 @@ class ClientExecutor:
     parts: set[int] = field(default_factory=set)
     awaited: set[int] = field(default_factory=set)
 
+    def own(self, keys: Sequence[bytes]) -> tuple[bytes, ...]:
+        """Return the objects that it has."""
+        return tuple([key for key in keys if key in self.keys])
+
 
 @dataclass(slots=True, eq=False)
 class DeviceExecutors:
@@ -67,6 +71,14 @@ class DeviceExecutors:
             if each.client == client and not each.stopping:
                 return each
         return None
+
+    def take(self, client: str, now_s: float) -> ClientExecutor | None:
+        """Give the spare executor to a client, if the device has room for one more."""
+        spare = self.executor_of("")
+        if spare is None or len(self.given()) >= self.most:
+            return None
+        spare.client, spare.given_s, spare.unused_s = client, now_s, now_s
+        return spare
 
     def given(self) -> list[ClientExecutor]:
         """Return the executors that have clients, and memory."""

@@ -61,6 +61,7 @@ class ProcessIsolation:
         self._parts: dict[int, tuple[DividedOrder, tuple[bytes, ...]]] = {}  # of orders, by number, with their objects
         self._refused: list[DividedOrder] = []
         self._touched: dict[DeviceExecutors, None] = {}  # devices where executors may have to start or end
+        self._finishing: dict[DeviceExecutors, None] = {}  # devices where one ends that has requests to finish first
         self._inside: deque[events.Event] = deque()
         self._decisions: list[Decision] = []
         self._now_s = 0.0
@@ -135,6 +136,8 @@ class ProcessIsolation:
             executor.unused_s = event.time_s
             if device.waiting or device.closing:
                 self._touched[device] = None
+            for other in [each for each in self._finishing if each is not device]:
+                self._again(other, 1)
             yield self._ended(event)
         elif event.worker in self._etasks:
             del self._called[event.request]
@@ -203,6 +206,7 @@ class ProcessIsolation:
         executor = device.executors.pop(event.worker)
         assert device.shared is not None, "its executors end first"
         self._touched[device] = None
+        self._finishing.pop(device, None)
         unstarted = not executor.ready and not executor.stopping
         device.failed = device.failed or unstarted
         for part in executor.parts:
@@ -302,7 +306,7 @@ class ProcessIsolation:
             self._parts[part] = order, tuple(mine)
             divided = replace(decision, worker=executor.worker, keys=tuple(mine), order=part)
             if isinstance(divided, Prefetch) and divided.victims:
-                divided = replace(divided, victims=_own(divided.victims, executor))
+                divided = replace(divided, victims=executor.own(divided.victims))
             self._decisions.append(divided)
         if not keys:
             self._refused.append(order)
@@ -321,7 +325,7 @@ class ProcessIsolation:
     def _dispatch(self, dispatch: Dispatch, device: DeviceExecutors) -> None:
         """Send a request to its client's executor, or let it wait for one without its slot."""
         request = self._requests[dispatch.request]
-        executor = device.executor_of(request.client) or self._take(device, request.client)
+        executor = device.executor_of(request.client) or device.take(request.client, self._now_s)
         self._touched[device] = None
         self._served(dispatch.request)
         if executor is not None and executor.ready:
@@ -330,7 +334,7 @@ class ProcessIsolation:
             executor.awaited.clear()
             executor.running[dispatch.request] = dispatch.slot
             self._placed[dispatch.request] = device
-            victims = _own(dispatch.victims, executor) if dispatch.victims else ()
+            victims = executor.own(dispatch.victims) if dispatch.victims else ()
             self._decisions.append(structs.replace(dispatch, worker=executor.worker, victims=victims))
             return
         device.waiting[dispatch.request] = request.client
@@ -341,7 +345,7 @@ class ProcessIsolation:
     def _settle(self, device: DeviceExecutors) -> None:
         """Let requests go that wait for executors; start, give away and end executors as far as that needs it."""
         for request, client in list(device.waiting.items()):
-            executor = device.executor_of(client) or self._take(device, client)
+            executor = device.executor_of(client) or device.take(client, self._now_s)
             if executor is not None and executor.ready:
                 del device.waiting[request]
                 executor.awaited.add(request)
@@ -363,23 +367,24 @@ class ProcessIsolation:
             for executor in device.idle():
                 self._stop(executor)
 
-    def _take(self, device: DeviceExecutors, client: str) -> ClientExecutor | None:
-        """Give the spare executor to a client, if the device has room for one more."""
-        spare = device.executor_of("")
-        if spare is None or len(device.given()) >= device.most:
-            return None
-        spare.client, spare.given_s, spare.unused_s = client, self._now_s, self._now_s
-        return spare
-
     def _make_room(self, device: DeviceExecutors) -> None:
         """End an executor for a client without one, now or at the time from which one may end."""
         if (executor := device.gives_way(self._now_s, self._busy)) is not None:
             self._stop(executor)
+            if executor.running:
+                self._finishing[device] = None
+                self._again(device, len(device.waiting))
             return
         wake_s = device.next_s(self._now_s, self._busy)
         if wake_s and not self._now_s < device.wake_s <= wake_s:
             device.wake_s = wake_s
             self._decisions.append(WakeAt(wake_s))
+
+    def _again(self, device: DeviceExecutors, most: int) -> None:
+        """Let the policy decide again on requests that wait for an executor: another device may be free sooner."""
+        for request in list(device.waiting)[:most]:
+            del device.waiting[request]
+            self._inside.append(events.InputsReady(self._now_s, request))
 
     def _stop(self, executor: ClientExecutor) -> None:
         executor.stopping = True
@@ -389,8 +394,3 @@ class ProcessIsolation:
 def isolated(policy: Policy, devices: Sequence[events.PhysicalDevice]) -> Policy:
     """Return a policy, which keeps clients apart if the devices have executors of each."""
     return ProcessIsolation(policy, devices) if any(each.client_executors for each in devices) else policy
-
-
-def _own(keys: Sequence[bytes], executor: ClientExecutor) -> tuple[bytes, ...]:
-    """Return the objects that an executor has."""
-    return tuple([key for key in keys if key in executor.keys])

@@ -335,7 +335,7 @@ def test_a_request_without_room_beside_its_variables_is_told_so(make_executor: M
     executor = make_executor(256 << 20, isolation=isolation, slots=1)
     with executor.device.context:
         most = executor.device.free_bytes() - 128
-    refused = r"has \d+ besides \d{9} that variables of code or other programs take, \d+ too few"
+    refused = r"has \d+ besides \d{9} that variables of code, ends of pages or other programs take, \d+ too few"
     with pytest.raises(RequestTooLarge, match=refused):
         executor.run(RunRequest(counting(most), {}, {}, "alice"))
 
@@ -435,6 +435,25 @@ def test_a_client_reads_only_large_objects_that_it_names_and_changes_none(
 ) -> None:
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         process.submit(attack_shared, windows, named, writes, place).result()
+
+
+def write_to_own_object(windows: type[ClientWindow]) -> None:
+    """Let a client's kernel write to a small object that the client has cached, in a process whose device is lost."""
+    device = open_device("software")
+    device.windows = windows
+    executor = Executor(device, cache_bytes=64 << 20, isolation="fence", slots=2)
+    task = doubling_of(kaas.Library.from_file(KERNELS / "simple.ptx"), N)
+    executor.run(RunRequest(task, {"x": InputSource(np.full(N, SECRET, np.int32), key=b"own")}, {}, "mallory"))
+    address = executor.cache.device.values[b"own"].address
+    with pytest.raises(kaas.errors.DeviceLost):
+        attack(executor, address, writes=True)
+    assert (np.ctypeslib.as_array((ctypes.c_int32 * N).from_address(address)) == SECRET).all()
+
+
+@pytest.mark.processes
+def test_no_kernel_changes_a_small_object(windows: type[ClientWindow]) -> None:
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        process.submit(write_to_own_object, windows).result()
 
 
 def test_a_client_without_addresses_for_its_window_gets_those_of_another(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -221,6 +222,50 @@ def test_clients_that_always_have_requests_waiting_keep_no_other_one_from_the_de
     answers, _ = calls(clients, executors, policy, until_s, deep=3, slots=slots, max_running=1)
     assert len(answers) == clients
     assert min(answers.values()) > answers.total() / clients / 2
+
+
+def go_on(world: World, honest: dict[str, int], drawn: random.Random | None) -> None:
+    """Let a tenth of a second pass, in which workers start and end, and honest clients' requests end and come.
+
+    drawn: what happens is drawn; None: all that can happen does.
+    """
+
+    def happens(probability: float) -> bool:
+        return drawn is None or drawn.random() < probability
+
+    world.time_s += 0.1
+    for worker in world.stopped():
+        if happens(0.7):
+            world.gone(worker, "stopped")
+    for worker in sorted(set(world.starting) - world.stopping):
+        if happens(0.2):
+            world.up(worker)
+    while world.wakes and min(world.wakes) <= world.time_s:
+        world.wake()
+    for client, request in honest.items():
+        if request in world.running and happens(0.8):
+            world.finish(request, 0.1)
+        if world.answered[request] and happens(0.5):
+            honest[client] = world.arrive(client)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "adaptive"])
+def test_an_endless_request_on_one_device_keeps_no_client_from_the_other_device(policy: str) -> None:
+    """Its client has more requests, which a limit holds; some clients wait for executors where it runs."""
+    for seed in range(12):
+        drawn = random.Random(seed)
+        world = walled(1, policy, devices=2)
+        world.known("mallory", max_running=1)
+        honest = {client: world.arrive(client) for client in ("ada", "bob", "eve")}
+        for step in range(150):
+            if step == 50:
+                for _ in range(4):
+                    world.arrive("mallory")
+            go_on(world, honest, drawn)
+        before = world.answered.total()
+        for _ in range(100):
+            go_on(world, honest, None)
+        assert world.answered.total() > before + 10, seed
 
 
 def test_a_client_that_comes_seldom_finds_a_place_at_once_where_another_has_not_come_for_a_while() -> None:

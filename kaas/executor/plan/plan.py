@@ -378,7 +378,9 @@ def too_large(
     taken_bytes: of the device, which are no part of the capacity now.
     """
     what, largest, fields = describe(task)
-    besides = f" besides {taken_bytes} that variables of code or other programs take" if taken_bytes else ""
+    besides = (
+        f" besides {taken_bytes} that variables of code, ends of pages or other programs take" if taken_bytes else ""
+    )
     return RequestTooLarge(
         f"{what} needs {needed_bytes} bytes at once{largest}; {device} has {capacity_bytes}{besides}, "
         f"{needed_bytes - capacity_bytes} too few",

@@ -461,9 +461,10 @@ def test_a_state_folder_has_one_server_and_is_private_to_its_user(tmp_path: Path
     again = State(tmp_path / "state")
     again.open()
     again.close()
-    (tmp_path / "state").chmod(0o755)
-    with pytest.raises(InvalidConfig, match="open to other users"):
-        State(tmp_path / "state").open()
+    for mode in (0o755, 0o750, 0o701):
+        (tmp_path / "state").chmod(mode)
+        with pytest.raises(InvalidConfig, match="open to other users"):
+            State(tmp_path / "state").open()
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidConfig, match="cannot be used"):
         State(tmp_path / "file" / "state").open()
