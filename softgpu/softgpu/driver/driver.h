@@ -310,7 +310,7 @@ CUresult kernel_prepare(kernel *kern, CUcontext ctx, const uint32_t grid[3], con
 CUresult kernel_announce(const kernel_call *call); /* its code will be wanted: the compiler may begin */
 CUresult kernel_compile(kernel_call *call); /* before it runs: a last check; fills in launch.fn if it is still missing */
 CUresult kernel_checked(kernel *kern, device *dev, const uint32_t block[3], sg_kernel_fn *fn); /* for strict mode */
-/* Whether all blocks of a cooperative launch fit on the device at once, by its occupancy; for any other launch: yes. */
+/* Whether the device has room at once for the blocks of a cooperative launch, by its occupancy, and for local memory. */
 CUresult kernel_check_resident(const kernel_call *call);
 /* What they ask for: *cooperative stays as it is if they do not speak of it. */
 CUresult launch_attributes_take(const CUlaunchAttribute *attributes, unsigned count, bool *cooperative);

@@ -14,6 +14,8 @@
 static const int64_t SHARE_AFTER_NS = 30000;
 /* Room behind the end: a vector access may touch the memory of lanes that do not run. */
 enum { SHARED_ROOM = 1024, LOCAL_ROOM = 4096, CLEAR_BY_PAGES = 128 << 10 };
+/* Local memory that stays for the next launch: 1 KiB for each thread of the largest block, as CUDA's default stack. */
+enum { LOCAL_KEPT = 1 << 20 };
 
 /* --- memory of a block */
 
@@ -29,16 +31,17 @@ static void *take_local(sg_window *window, size_t bytes) {
   return made == MAP_FAILED ? NULL : made;
 }
 
-static void give_local(sg_window *window, void *local, size_t bytes) {
-  if (!local) return;
-  if (window) sg_window_give(window, local, bytes);
-  else munmap(local, bytes);
+static void drop_local(sg_memory *memory, sg_window *window) {
+  size_t bytes = memory->local_capacity + LOCAL_ROOM;
+  if (memory->local && window) sg_window_give(window, memory->local, bytes);
+  else if (memory->local) munmap(memory->local, bytes);
+  memory->local = NULL;
+  memory->local_capacity = memory->local_left = 0;
 }
 
 static int grow_local(sg_memory *memory, sg_window *window, size_t bytes) {
   if (bytes <= memory->local_capacity) return OK;
-  give_local(window, memory->local, memory->local_capacity + LOCAL_ROOM);
-  memory->local_capacity = memory->local_left = 0;
+  drop_local(memory, window);
   size_t capacity = whole_pages(bytes);
   memory->local = take_local(window, capacity + LOCAL_ROOM);
   if (!memory->local) return OUT_OF_MEMORY;
@@ -105,6 +108,7 @@ static int borrow(sg_block *block, const sg_launch *launch) {
 }
 
 void sg_settle_block(sg_block *block) {
+  if (block->memory && block->memory->local_capacity > LOCAL_KEPT) drop_local(block->memory, block->window);
   if (!block->window) return;
   sg_window_return(block->window, block->memory);
   block->window = NULL;
@@ -181,7 +185,7 @@ void sg_free_block(void *memory) {
     if (block->stacks[i]) munmap(block->stacks[i], STACK_BYTES + GUARD_BYTES);
   sg_settle_block(block);
   if (block->own.shared) munmap(block->own.shared - SHARED_REACH, 2 * SHARED_REACH);
-  give_local(NULL, block->own.local, block->own.local_capacity + LOCAL_ROOM);
+  drop_local(&block->own, NULL);
   free(block->pages);
   sg_close_signal_stack(block);
   if (sg_current_block == block) sg_current_block = NULL;

@@ -12,18 +12,18 @@
  * access ends some bytes behind. */
 static const uint64_t GUARD = (uint64_t)64 << 20, LEAST_BYTES = (uint64_t)128 << 20, MOST_BYTES = (uint64_t)1 << 45;
 static atomic_uint_fast64_t windows;
-enum { PAGE = 4096, CLASSES = 46, PARAM_BYTES = 64 << 10, SHARED_BYTES = 192 << 10 };
+enum { PAGE = 4096, PARAM_BYTES = 64 << 10, SHARED_BYTES = 192 << 10 };
 
-typedef struct piece {
-  struct piece *next;
-  void *memory;
-} piece;
+typedef struct range {
+  struct range *next;
+  uint64_t from, to;
+} range;
 
 struct sg_room {
   pthread_mutex_t lock;
   uint8_t *mapped; /* with the guards */
-  uint64_t mapped_bytes, next, end;
-  piece *free[CLASSES]; /* by the power of two */
+  uint64_t mapped_bytes;
+  range *free; /* by addresses, and no two side by side */
   sg_memory *spare;
 };
 
@@ -33,10 +33,12 @@ sg_window *sg_window_new(uint64_t bytes) {
   const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   sg_window *window = calloc(1, sizeof *window);
   struct sg_room *room = calloc(1, sizeof *room);
-  uint8_t *all = window && room ? mmap(NULL, asked, PROT_NONE, flags, -1, 0) : MAP_FAILED;
+  range *whole_room = malloc(sizeof *whole_room);
+  uint8_t *all = window && room && whole_room ? mmap(NULL, asked, PROT_NONE, flags, -1, 0) : MAP_FAILED;
   if (all == MAP_FAILED) {
     free(window);
     free(room);
+    free(whole_room);
     return NULL;
   }
   uint64_t from = (uint64_t)(uintptr_t)all, base = (from + GUARD + whole - 1) & ~(whole - 1);
@@ -45,19 +47,10 @@ sg_window *sg_window_new(uint64_t bytes) {
   pthread_mutex_init(&room->lock, NULL);
   room->mapped = (uint8_t *)(uintptr_t)(base - GUARD);
   room->mapped_bytes = whole + 2 * GUARD;
-  room->next = base + bytes;
-  room->end = base + whole - SG_WINDOW_MARGIN;
+  *whole_room = (range){NULL, base + bytes, base + whole - SG_WINDOW_MARGIN};
+  room->free = whole_room;
   *window = (sg_window){.base = base, .mask = whole - 1, .room = room, .number = atomic_fetch_add(&windows, 1) + 1};
   return window;
-}
-
-static void free_pieces(struct sg_room *room) {
-  for (int class = 0; class < CLASSES; class++)
-    while (room->free[class]) {
-      piece *next = room->free[class]->next;
-      free(room->free[class]);
-      room->free[class] = next;
-    }
 }
 
 void sg_window_free(sg_window *window) {
@@ -67,38 +60,61 @@ void sg_window_free(sg_window *window) {
     free(room->spare);
     room->spare = next;
   }
-  free_pieces(room);
+  while (room->free) {
+    range *next = room->free->next;
+    free(room->free);
+    room->free = next;
+  }
   munmap(room->mapped, room->mapped_bytes);
   pthread_mutex_destroy(&room->lock);
   free(room);
   free(window);
 }
 
-/* The least power of two of pages. */
-static int class_of(size_t bytes) {
-  size_t pages = (bytes + PAGE - 1) / PAGE;
-  return pages <= 1 ? 0 : 64 - __builtin_clzll((unsigned long long)(pages - 1));
+static uint64_t whole_pages(size_t bytes) { return ((bytes ? bytes : 1) + (uint64_t)PAGE - 1) / PAGE * PAGE; }
+
+/* The lowest addresses that are free; 0: there are not so many side by side. */
+static uint64_t take_addresses(struct sg_room *room, uint64_t bytes) {
+  range **at = &room->free;
+  while (*at && (*at)->to - (*at)->from < bytes) at = &(*at)->next;
+  range *found = *at;
+  if (!found) return 0;
+  uint64_t from = found->from;
+  found->from += bytes;
+  if (found->from == found->to) {
+    *at = found->next;
+    free(found);
+  }
+  return from;
+}
+
+/* Addresses that lie beside free ones join them: otherwise ever smaller pieces would be left. */
+static void give_addresses(struct sg_room *room, uint64_t from, uint64_t to) {
+  range *before = NULL, *after = room->free;
+  for (; after && after->from < from; after = after->next) before = after;
+  if (after && after->from == to) after->from = from;
+  else {
+    range *made = malloc(sizeof *made);
+    if (!made) return; /* the addresses are lost */
+    *made = (range){after, from, to};
+    if (before) before->next = made;
+    else room->free = made;
+    after = made;
+  }
+  if (!before || before->to != after->from) return;
+  before->to = after->to;
+  before->next = after->next;
+  free(after);
 }
 
 void *sg_window_take(sg_window *window, size_t bytes) {
   struct sg_room *room = window->room;
-  int class = class_of(bytes);
-  if (bytes > MOST_BYTES || class >= CLASSES) return NULL;
-  uint64_t whole = (uint64_t)PAGE << class;
-  void *memory = NULL;
+  if (bytes > MOST_BYTES) return NULL;
+  uint64_t whole = whole_pages(bytes);
   pthread_mutex_lock(&room->lock);
-  piece *found = room->free[class];
-  if (found) {
-    room->free[class] = found->next;
-    memory = found->memory;
-  } else if (room->end - room->next >= whole) {
-    memory = (void *)(uintptr_t)room->next;
-    room->next += whole;
-  }
+  void *memory = (void *)(uintptr_t)take_addresses(room, whole);
   pthread_mutex_unlock(&room->lock);
-  free(found);
-  /* No more than was asked for: a kernel could take pages behind it that nobody counts. */
-  if (memory && mprotect(memory, (bytes + PAGE - 1) / PAGE * PAGE, PROT_READ | PROT_WRITE)) {
+  if (memory && mprotect(memory, whole, PROT_READ | PROT_WRITE)) {
     sg_window_give(window, memory, bytes);
     return NULL;
   }
@@ -107,14 +123,11 @@ void *sg_window_take(sg_window *window, size_t bytes) {
 
 void sg_window_give(sg_window *window, void *memory, size_t bytes) {
   struct sg_room *room = window->room;
-  int class = class_of(bytes);
-  piece *made = malloc(sizeof *made);
-  madvise(memory, (size_t)PAGE << class, MADV_DONTNEED);
-  mprotect(memory, (size_t)PAGE << class, PROT_NONE);
-  if (!made) return; /* its addresses are lost */
+  uint64_t from = (uint64_t)(uintptr_t)memory, whole = whole_pages(bytes);
+  madvise(memory, whole, MADV_DONTNEED);
+  mprotect(memory, whole, PROT_NONE);
   pthread_mutex_lock(&room->lock);
-  *made = (piece){room->free[class], memory};
-  room->free[class] = made;
+  give_addresses(room, from, from + whole);
   pthread_mutex_unlock(&room->lock);
 }
 

@@ -245,6 +245,62 @@ def test_variables_of_modules_are_memory_of_the_device(tenants: tuple[Tenant, Te
     assert ok(driver.cuMemGetInfo()) == (before, total)
 
 
+LEAST = 128 << 20
+"""The smallest window; 96 MiB of it are for variables and for local and shared memory."""
+LOCAL = """.visible .entry k{kib}(.param .u64 out)
+{{
+  .reg .b64 %o, %a, %n; .reg .pred %p; .local .align 16 .b8 room[{bytes}];
+  ld.param.u64 %o, [out]; mov.u64 %a, room; mov.u64 %n, 0;
+again:
+  st.local.u64 [%a], %n; add.u64 %a, %a, 4096; add.u64 %n, %n, 4096; setp.lt.u64 %p, %n, {bytes}; @%p bra again;
+  st.global.u32 [%o], %n;
+  ret;
+}}
+"""
+
+
+@pytest.fixture
+def small(context: None) -> Iterator[AddressWindow]:  # noqa: ARG001 - it is current
+    window = AddressWindow(LEAST)
+    yield window
+    window.close()
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.parametrize("confined", [False, True])
+def test_local_memory_leaves_with_its_launch(small: AddressWindow, confined: bool) -> None:
+    """Each launch finds room, whatever sizes were before: here nearly all that there is. Its pages go at its end."""
+    sizes = (12, 20, 40, 80)
+    text = ".version 8.0\n.target sm_80\n.address_size 64\n"
+    text += "".join(LOCAL.format(kib=kib, bytes=kib << 10) for kib in sizes)
+    memory = ok(driver.cuMemCreate(WHOLE, ON_DEVICE, 0))
+    put_in(small.start, memory, READWRITE)
+    with small.confined() if confined else nullcontext():
+        code = Kernels(text.encode() + b"\0")
+    residents = []
+    for kib in (*sizes, *sizes[::-1], sizes[-1]):
+        ok((launch(code[f"k{kib}"], (small.start,), (ctypes.c_uint64,), block=(1024, 1, 1)),))
+        synchronize()
+        assert view(small.start, np.uint32, 1)[0] == kib << 10
+        residents.append(resident())
+    assert residents[-1] < residents[-2] + (8 << 20)
+    code.close()
+    driver.cuMemUnmap(small.start, WHOLE)
+    ok(driver.cuMemRelease(memory))
+
+
+def test_addresses_of_variables_come_together_again(small: AddressWindow) -> None:
+    """Code with variables of other sizes finds room after code that is unloaded."""
+    for sizes in ((24, 24, 24), (40, 40), (80,), (20, 60)):
+        with small.confined():
+            codes = [Kernels(VARIABLES.format(bytes=size << 20).encode() + b"\0") for size in sizes]
+        for code in codes[1:] + codes[:1]:
+            code.close()
+
+
 def test_mistakes(context: None) -> None:  # noqa: ARG001 - it is current
     for nbytes in (0, 3 << 30, 64 << 20, 1 << 60):
         with pytest.raises(SoftgpuError, match="window of"):
