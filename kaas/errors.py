@@ -378,7 +378,7 @@ class DeviceError(KaasError):
 
 
 class LaunchLimit(DeviceError):
-    """A grid, block or shared memory beyond what the device or the kernel allows."""
+    """A grid, a block, shared or local memory beyond what the device or the kernel allows."""
 
     limit: int
     given: int

@@ -75,6 +75,7 @@ class Executor:
         if slots < 1:
             raise ValueError(f"an executor has 1 slot or more, not {slots}")
         self.device = device
+        device.divide_local_memory(slots)
         self._run_limit_s = run_limit_s
         self._closed = False
         self._monitor = DeviceMonitor()

@@ -320,18 +320,18 @@ class TieredMemory:
     def _undo(self, lease: MemoryLease) -> None:
         """Free the new memory after a refusal of the driver. Freed memory stays free."""
         reservation = lease.reservation
-        for new in (*lease.loaded.values(), *lease.made.values()):
-            new.home.free(new.address)
-        for hosted in lease.host_loaded.values():
-            self.buffers.give(hosted.memory)
-        self._pool.settle()
         self._unreported.update(dict.fromkeys(map(self.object_of, lease.evicted)))
         self.cache.abort(
             reservation,
             freed=lease.evicted,
             host_freed=lease.host_evicted,
             arenas={slot: self.arenas[slot].nbytes for slot in reservation.arenas_before},
-        )
+        )  # before calls of the driver: on a lost device they raise, and other requests must not find it open
+        for new in (*lease.loaded.values(), *lease.made.values()):
+            new.home.free(new.address)
+        for hosted in lease.host_loaded.values():
+            self.buffers.give(hosted.memory)
+        self._pool.settle()
         self._forget_parts((*lease.evicted, *lease.host_evicted))
 
     def _gone(self, lease: MemoryLease) -> tuple[bytes, ...]:

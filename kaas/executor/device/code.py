@@ -188,6 +188,7 @@ class LoadedKernel:
     Fields:
         params: (offset, bytes) of each parameter in the parameter space.
         max_threads: of a block of this kernel. static_shared_bytes: shared memory that the code declares.
+        local_bytes: local memory of a thread.
     """
 
     def __init__(self, kernel: Any, device: Any) -> None:
@@ -199,6 +200,7 @@ class LoadedKernel:
         a = driver.CUfunction_attribute
         self.max_threads = self._attribute(a.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)
         self.static_shared_bytes = self._attribute(a.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
+        self.local_bytes = self._attribute(a.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)
 
     def allow_dynamic_shared(self, nbytes: int) -> None:
         """Allow launches at least this many bytes of dynamic shared memory in each block."""

@@ -8,8 +8,9 @@ garbage collector frees nothing. Only `open_device` depends on the driver, NVIDI
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from kaas.executor.device import software
 from kaas.executor.device.code import LoadedLibrary, load, load_image
 from kaas.executor.device.device_memory import HOST_ROOM, HostMemory, MemoryPool, free_bytes, refusal
 from kaas.executor.device.driver_errors import call
-from kaas.executor.device.graphs import Graph
+from kaas.executor.device.graphs import Graph, KernelNode
 from kaas.executor.device.monitor import CurrentContext
 from kaas.executor.device.streams import EventPair, Stream
 from kaas.executor.device.windows.gpu_window import GpuWindow
@@ -33,6 +34,9 @@ from softgpu import host_room
 
 _GPU_USABLE = 0.9
 """Share of a GPU's free memory for objects and arenas; the rest is for contexts, code, graphs and local memory."""
+
+WARP = 32
+"""Threads of a warp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +51,25 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class LaunchLimits:
-    """The limits of a launch. Shared memory is in bytes of a block; optin: the limit if the kernel asks for more."""
+    """The limits of a launch. Shared memory is in bytes of a block; optin: the limit if the kernel asks for more.
+
+    Fields:
+        local_bytes: local memory of the threads that run at a time. local_blocks: the blocks that run at a time; 0: a
+            GPU, whose driver takes local memory from what `usable_bytes` leaves, and refuses a launch without room.
+    """
 
     threads: int
     block: tuple[int, int, int]
     grid: tuple[int, int, int]
     shared_bytes: int
     shared_optin_bytes: int
+    local_bytes: int
+    local_blocks: int
+
+    def local_bytes_of(self, launch: KernelNode) -> int:
+        """Return the local memory of a launch: of the threads that run at a time, in whole warps."""
+        warps = min(math.prod(launch.grid), self.local_blocks) * -(-math.prod(launch.block) // WARP)
+        return warps * WARP * launch.function.local_bytes
 
 
 def gpu_count() -> int:
@@ -150,6 +166,13 @@ class OpenDevice:
         if self._info.kind == "software":
             return self._info.memory_bytes
         return min(self._info.memory_bytes, int(self.free_bytes() * _GPU_USABLE))
+
+    def divide_local_memory(self, slots: int) -> None:
+        """Limit the local memory of a launch, so that one in each slot has no more in all than the device has memory.
+
+        A software device has it beside its own memory.
+        """
+        self.limits = replace(self.limits, local_bytes=self._info.memory_bytes // slots)
 
     def utilisation(self) -> float | None:
         """Return the share of the driver's last sample period in which the GPU ran kernels, those of all processes.
@@ -269,4 +292,6 @@ class OpenDevice:
             three("GRID"),
             self._attribute(a.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK),
             self._attribute(a.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
+            self._info.memory_bytes,
+            self._attribute(a.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) if self._info.kind == "software" else 0,
         )

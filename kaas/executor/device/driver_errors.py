@@ -89,7 +89,12 @@ def error_of(name: str, code: int, device: str) -> KaasError:
     else:
         status, text = driver.cuGetErrorString(driver.CUresult(code))
         details = text.decode() if not status and text else ""
-    return translate(name, code, driver.CUresult(code).name, details, device)
+    return translate(name, code, driver.CUresult(code).name, details, device, sticks=_sticks(code))
+
+
+def _sticks(code: int) -> bool:
+    """Return True if a call that has nothing to fail at gets the status too: then each call of the context gets it."""
+    return int(driver.cuMemGetInfo()[0]) == code
 
 
 def call(function: Any, *args: Any, device: str = "") -> Any:
@@ -99,7 +104,7 @@ def call(function: Any, *args: Any, device: str = "") -> Any:
     return values[0] if len(values) == 1 else tuple(values) or None
 
 
-def translate(call: str, code: int, name: str, details: str, device: str) -> KaasError:
+def translate(call: str, code: int, name: str, details: str, device: str, *, sticks: bool = False) -> KaasError:
     """Return the error for a status.
 
     Args:
@@ -108,9 +113,11 @@ def translate(call: str, code: int, name: str, details: str, device: str) -> Kaa
         name: of the CUresult.
         details: a sentence, or "".
         device: name of the device, or "".
+        sticks: the context has failed with this status, whatever its code.
     """
     shown = _KERNEL.sub(lambda found: f"kernel {source_name(found[1])}: ", details, count=1)
     message = f"{call}: {name}" + (f": {shown}" if shown else "")
+    lost = code in _LOST or (sticks and code not in _UNAVAILABLE)
     if code in _CORRUPT:
         return CorruptImage(message)
     if code in _NOT_COMPILED:
@@ -123,5 +130,5 @@ def translate(call: str, code: int, name: str, details: str, device: str) -> Kaa
         fields["device"] = device
     if about := _KERNEL.match(details):
         fields["kernel"] = about[1]
-    kinds = ((_OUT_OF_MEMORY, OutOfDeviceMemory), (_UNAVAILABLE, DeviceUnavailable), (_LOST, DeviceLost))
-    return next((cls for codes, cls in kinds if code in codes), DeviceError)(message, **fields)
+    kinds = ((lost, DeviceLost), (code in _OUT_OF_MEMORY, OutOfDeviceMemory), (code in _UNAVAILABLE, DeviceUnavailable))
+    return next((cls for so, cls in kinds if so), DeviceError)(message, **fields)

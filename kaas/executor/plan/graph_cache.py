@@ -16,6 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from kaas.executor.device.device import OpenDevice
+from kaas.executor.device.device_memory import HOST_ROOM
 from kaas.executor.device.graphs import Graph, GraphInstance
 from kaas.executor.device.streams import EventPair, Stream
 from kaas.executor.device.windows.window import ClientWindow
@@ -112,7 +113,12 @@ class GraphCache:
         return known
 
     def bind(self, values: LaunchValues, iterations: int = 1) -> Launches:
-        """Return the launches that run the kernels so many times with these values."""
+        """Return the launches that run the kernels so many times with these values.
+
+        Raises:
+            OutOfDeviceMemory: this process may not take the local memory of the kernels.
+        """
+        self._check_room()
         if iterations == 1:
             return [(self._chains[1].bind(values).graph, 1)]
         parts = split(iterations, len(self.plan.launches))
@@ -120,6 +126,7 @@ class GraphCache:
 
     def profile(self, values: LaunchValues, stream: Stream, iterations: int = 1) -> tuple[KernelTime, ...]:
         """Run the kernels so many times with these values, without the graph, and return their times."""
+        self._check_room()
         if not self._event_pairs:
             self._event_pairs = [EventPair() for _ in range(_EVENT_PAIRS)]
         blocks = self._chains[1].bind(values).blocks
@@ -136,6 +143,10 @@ class GraphCache:
             self._event_pairs.pop().close()
         while self._chains:
             self._chains.popitem()[1].close()
+
+    def _check_room(self) -> None:
+        if self.plan.local_bytes:
+            HOST_ROOM.check(self.plan.local_bytes, self._device.info().name)
 
     def _chain(self, length: int) -> _Chain:
         chain = self._chains.get(length)

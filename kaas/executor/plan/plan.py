@@ -71,6 +71,7 @@ class Plan:
         zeroed: indices of buffers that start as zeros: those with init="zero", and every output that is no input. A
             part that no kernel writes must not be from an earlier request; clearing costs less than copying out.
         prints: True if the code may print.
+        local_bytes: local memory of the launch with the most of it; 0 on a GPU.
         apart: buffers share no memory, and there are gaps between them.
     """
 
@@ -93,6 +94,7 @@ class Plan:
     input_names: frozenset[str]
     globals: tuple[Globals, ...]
     prints: bool
+    local_bytes: int
     apart: bool
 
     def layout(self, resident: int, kept: int = 0) -> Layout:
@@ -137,27 +139,27 @@ def make_plan(
 
     Raises:
         CorruptImage, UnsupportedCode, Unprovided, UnknownSymbol, ArgumentMismatch: the code.
-        LaunchLimit: a grid, a block or shared memory beyond the limits of the device or the kernel.
+        LaunchLimit: a grid, a block, shared or local memory beyond the limits of the device or the kernel.
         RequestTooLarge: the kTask needs more memory than the device has, without its objects: those may be elsewhere.
     """
     functions = [kernels.get(kernel.library, kernel.symbol) for kernel in task.kernels]
-    for kernel, function in zip(task.kernels, functions, strict=True):
-        _check_arguments(kernel, function)
+    launches = tuple(
+        KernelNode(f, k.grid, k.block, k.shared_bytes) for k, f in zip(task.kernels, functions, strict=True)
+    )
+    for kernel, launch in zip(task.kernels, launches, strict=True):
+        _check_arguments(kernel, launch.function)
         _check_types(kernel, (kernels.image(kernel.library), *kernel.library.images))
-        _check_limits(kernel, function, limits, device)
-    for kernel, function in zip(task.kernels, functions, strict=True):
-        if kernel.shared_bytes + function.static_shared_bytes > limits.shared_bytes:
-            function.allow_dynamic_shared(kernel.shared_bytes)
+        _check_limits(kernel, launch, limits, device)
+    for launch in launches:
+        if launch.shared_bytes + launch.function.static_shared_bytes > limits.shared_bytes:
+            launch.function.allow_dynamic_shared(launch.shared_bytes)
 
     builder = _Parameters(task)
     parameters = [builder.build(number, kernel, functions[number]) for number, kernel in enumerate(task.kernels)]
     index = builder.buffers
     plan = Plan(
         task=task,
-        launches=tuple(
-            KernelNode(function, kernel.grid, kernel.block, kernel.shared_bytes)
-            for kernel, function in zip(task.kernels, functions, strict=True)
-        ),
+        launches=launches,
         parameters=tuple(parameters),
         buffers=tuple(index),
         nbytes=tuple(buffer.nbytes for buffer in index),
@@ -179,6 +181,7 @@ def make_plan(
         input_names=frozenset(buffer.name for buffer in task.inputs),
         globals=kernels.globals_of(task.libraries),
         prints=any(_prints(kernels.image(library)) for library in task.libraries),
+        local_bytes=max(map(limits.local_bytes_of, launches)),
         apart=apart,
     )
     check_size(plan, capacity_bytes, device)
@@ -334,13 +337,14 @@ def _of_type(argument: Argument, type_: str) -> str | None:
     return None
 
 
-def _check_limits(kernel: Kernel, function: LoadedKernel, limits: LaunchLimits, device: str) -> None:
-    static = function.static_shared_bytes
+def _check_limits(kernel: Kernel, launch: KernelNode, limits: LaunchLimits, device: str) -> None:
+    function = launch.function
     bounds = [
         ("threads in a block", math.prod(kernel.block), min(limits.threads, function.max_threads)),
         *((f"block.{axis}", n, limit) for axis, n, limit in zip("xyz", kernel.block, limits.block, strict=True)),
         *((f"grid.{axis}", n, limit) for axis, n, limit in zip("xyz", kernel.grid, limits.grid, strict=True)),
-        ("bytes of shared memory", static + kernel.shared_bytes, limits.shared_optin_bytes),
+        ("bytes of shared memory", function.static_shared_bytes + kernel.shared_bytes, limits.shared_optin_bytes),
+        ("bytes of local memory at a time", limits.local_bytes_of(launch), limits.local_bytes),
     ]
     for what, given, limit in bounds:
         if given > limit:
