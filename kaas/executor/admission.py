@@ -20,7 +20,7 @@ from kaas.executor.device.monitor import DeviceMonitor
 from kaas.executor.inputs import Inputs
 from kaas.executor.objects import FetchedObject
 from kaas.executor.plan.arena import Layout
-from kaas.executor.plan.plan import describe, too_large
+from kaas.executor.plan.sizes import describe, too_large
 from kaas.executor.single_flight import SingleFlight
 from kaas.ktask.graph import KTask
 
@@ -133,14 +133,21 @@ class Admission:
             self._memory.empty(())
 
     def _roomy(self, action: Callable[[], T]) -> T:
-        """Do something that needs memory. Idle code and clients leave while the device has less than its budget."""
+        """Do something that needs memory. Idle code leaves once, then idle clients while the device has too little.
+
+        Code that the action loads is idle when the action fails: it would leave each time.
+        """
+        unloaded = False
         while True:
             try:
                 return action()
             except (OutOfDeviceMemory, RequestTooLarge) as error:
                 enough = self._memory.cache.device.capacity_bytes >= self._memory.capacity_bytes
-                if (enough and isinstance(error, RequestTooLarge)) or not (self._unload() or self._make_room()):
+                if enough and isinstance(error, RequestTooLarge):
                     raise
+                if (unloaded or not self._unload()) and not self._make_room():
+                    raise
+                unloaded = True
 
     def _admit(self, request: AdmissionRequest) -> Admitted:
         fetched: dict[bytes, FetchedObject] = {}

@@ -340,6 +340,34 @@ def test_a_request_without_room_beside_its_variables_is_told_so(make_executor: M
         executor.run(RunRequest(counting(most), {}, {}, "alice"))
 
 
+def variables_in_a_part() -> None:
+    """Let code with variables run on a fourth of a device, as an executor of one client does."""
+    executor = Executor(open_device("software", memory_bytes=256 << 20, parts=4), slots=1)
+    executor.run(RunRequest(counting(60 << 20), {}, {}, "ann"))
+    with pytest.raises(OutOfDeviceMemory):
+        executor.run(RunRequest(counting(65 << 20), {}, {}, "ann"))
+
+
+@pytest.mark.processes
+def test_variables_of_code_have_no_more_than_the_part_of_their_executor() -> None:
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        process.submit(variables_in_a_part).result()
+
+
+@pytest.mark.parametrize("isolation", ["none", "fence"])
+def test_code_whose_variables_have_no_room_together_is_refused(make_executor: MakeExecutor, isolation: str) -> None:
+    """Each library alone has room."""
+    executor = make_executor(256 << 20, isolation=isolation, slots=1)
+    out = kaas.Buffer("out", 1, "uint32")
+    libraries = [kaas.Library.from_ptx(VARIABLES.format(bytes=100 << 20, number=number)) for number in range(4)]
+    args: list[list[Any]] = [[kaas.Out(out)], *[[kaas.InOut(out)]] * 3]
+    kernels = [kaas.Kernel(each, f"counts{number}", 1, 1, args[number]) for number, each in enumerate(libraries)]
+    for _ in range(2):
+        with pytest.raises(OutOfDeviceMemory):
+            executor.run(RunRequest(kaas.KTask(kernels, [out]), {}, {}, "mallory"))
+    assert executor.run(RunRequest(counting(100 << 20), {}, {}, "alice")).outputs["out"].view(np.uint32)[0] == 0
+
+
 @pytest.mark.parametrize("isolation", ["none", "fence"])
 def test_code_leaves_for_a_request_though_its_client_has_another_one(
     make_executor: MakeExecutor, isolation: str

@@ -98,9 +98,10 @@ def open_device(kind: str = "gpu", ordinal: int = 0, *, memory_bytes: int | None
         DeviceUnavailable: no driver, no such device, or the other kind's driver is in this process.
     """
     if kind == "software":
-        if not softgpu.loaded_devices():
+        if not softgpu.loaded_devices():  # a device of its own, so that variables of code have no more than the part
             with software.unavailable():
-                softgpu.load((memory_bytes or softgpu.DEFAULT_MEMORY_BYTES,))
+                softgpu.load(((memory_bytes or softgpu.DEFAULT_MEMORY_BYTES) // parts,))
+            parts = 1
         host_room.limit(HOST_ROOM.has)
     elif kind != "gpu":
         raise DeviceUnavailable(f'a device is of kind "gpu" or "software", not {kind!r}')

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from kaas.errors import ArgumentMismatch, LaunchLimit, RequestTooLarge
+from kaas.errors import ArgumentMismatch, LaunchLimit
 from kaas.executor.device.code import LoadedKernel
 from kaas.executor.device.device import LaunchLimits
 from kaas.executor.device.graphs import KernelNode, ParameterBlock
@@ -19,6 +19,7 @@ from kaas.executor.plan.arena import ArenaBuffer, HappensBefore, Layout, lay_apa
 from kaas.executor.plan.globals import Globals
 from kaas.executor.plan.loaded_kernels import LoadedKernels
 from kaas.executor.plan.parameters import parameters_of
+from kaas.executor.plan.sizes import too_large
 from kaas.ktask.arguments import (
     POINTER_BYTES,
     Access,
@@ -372,34 +373,3 @@ def check_size(plan: Plan, capacity_bytes: int, device: str, objects_bytes: int 
 def largest_object_bytes(plan: Plan) -> int:
     """Return the bytes of the objects of a request at least: all inputs may be views of one object."""
     return max((plan.buffers[index].nbytes for index in plan.inputs if index not in plan.private), default=0)
-
-
-def too_large(
-    task: KTask | None, needed_bytes: int, capacity_bytes: int, device: str, taken_bytes: int = 0
-) -> RequestTooLarge:
-    """Return the error of a request or, without a kTask, of loading objects.
-
-    taken_bytes: of the device, which are no part of the capacity now.
-    """
-    what, largest, fields = describe(task)
-    besides = (
-        f" besides {taken_bytes} that variables of code, ends of pages or other programs take" if taken_bytes else ""
-    )
-    return RequestTooLarge(
-        f"{what} needs {needed_bytes} bytes at once{largest}; {device} has {capacity_bytes}{besides}, "
-        f"{needed_bytes - capacity_bytes} too few",
-        **fields,
-        device=device,
-        needed_bytes=needed_bytes,
-        capacity_bytes=capacity_bytes,
-        excess_bytes=needed_bytes - capacity_bytes,
-    )
-
-
-def describe(task: KTask | None) -> tuple[str, str, dict[str, Any]]:
-    """Return texts for errors: the request's name, a clause about its largest buffer, and the same as fields."""
-    if task is None:
-        return "prefetch", "", {"task": "prefetch"}
-    buffer = task.largest_buffer
-    clause = f" (its largest buffer, {buffer.name!r}, has {buffer.nbytes})"
-    return f"kTask {task.label!r}", clause, {"task": task.label, "buffer": buffer.name, "buffer_bytes": buffer.nbytes}

@@ -163,7 +163,13 @@ def status_tables(status: Status) -> list[Shown]:
         rows.append((str(device.index), device.kind, device.state, worker, slots, pins, *process, memory))
     devices = Shown(f"pool {status.pool}", columns, rows, (_counts(status),), tuple(_troubles(status)))
     executors = [
-        (str(device.index), str(each.worker), each.client, each.state, str(each.pid), each.sandbox)
+        (
+            str(device.index),
+            str(each.worker),
+            each.client,
+            each.state,
+            *((str(each.pid), each.sandbox) if each.pid else ("", "")),
+        )
         for device in status.devices
         for each in device.executors
     ]
