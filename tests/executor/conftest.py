@@ -65,3 +65,23 @@ def graphs_of(executor: Executor, task: kaas.KTask) -> GraphCache:
     """Return the graphs of the slot in which a kTask has run."""
     slots: list[Slot] = executor._slots.every()
     return next(slot.plans.graphs[task.key] for slot in slots if task.key in slot.plans.graphs)
+
+
+TEMPORARY = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry touch(.param .u64 t) { .reg .b64 %t; ld.param.u64 %t, [t]; st.global.u32 [%t], 1; ret; }
+.visible .entry first(.param .u64 t, .param .u64 y)
+{ .reg .b64 %t, %y; .reg .b32 %v; ld.param.u64 %t, [t]; ld.param.u64 %y, [y]; ld.global.u32 %v, [%t];
+  st.global.u32 [%y], %v; ret; }"""
+
+
+def with_temporary(nbytes: int) -> kaas.KTask:
+    """Return a kTask that needs so many bytes for a while."""
+    t, y = kaas.Buffer("t", nbytes // 4, "uint32"), kaas.Buffer("y", 1, "uint32")
+    code = kaas.Library.from_ptx(TEMPORARY)
+    kernels = [
+        kaas.Kernel(code, "touch", 1, 1, [kaas.Out(t)]),
+        kaas.Kernel(code, "first", 1, 1, [kaas.In(t), kaas.Out(y)]),
+    ]
+    return kaas.KTask(kernels, [y])
