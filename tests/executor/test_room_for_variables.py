@@ -60,12 +60,13 @@ def test_code_of_idle_clients_leaves_for_a_request_that_needs_the_memory_of_its_
 
 @pytest.mark.parametrize("isolation", ["none", "fence"])
 def test_a_request_without_room_beside_its_variables_is_told_so(make_executor: MakeExecutor, isolation: str) -> None:
+    """Each of both would have room alone."""
     executor = make_executor(256 << 20, isolation=isolation, slots=1)
-    with executor.device.context:
-        most = executor.device.free_bytes() - 128
+    variables, big = counting(100 << 20), with_temporary(200 << 20)
+    task = kaas.KTask([*variables.kernels, *big.kernels], [*variables.outputs, *big.outputs])
     refused = r"has \d+ besides \d{9} that variables of code, ends of pages or other programs take, \d+ too few"
     with pytest.raises(RequestTooLarge, match=refused):
-        executor.run(RunRequest(counting(most), {}, {}, "alice"))
+        executor.run(RunRequest(task, {}, {}, "alice"))
 
 
 def variables_in_a_part() -> None:
