@@ -290,6 +290,16 @@ def test_a_server_does_not_start_while_its_disk_is_full_and_the_reserve_used_up(
     assert told.broken() == {"processes"}, "there is room again"
 
 
+def test_a_server_does_not_start_if_another_program_takes_the_room_of_its_reserve(told: Told) -> None:
+    words = "the disk is full: charges and deletions go on in the reserve, uploads do not"
+    told.events.append(Fault(at_s=0.5, what="fill the disk", for_s=9.0))
+    told.events += [Served(at_s=1.0, what="ready"), Served(at_s=2.0, what="killed")]
+    told.events.append(Served(at_s=4.0, what="did not start", words=words))
+    assert told.broken() == {"processes"}, "its reserve is enough for its start"
+    told.events.append(Fault(at_s=3.0, what="fill the disk", for_s=1.0))
+    assert told.broken() == set()
+
+
 # --- the seed
 
 

@@ -28,6 +28,8 @@ AT_ITS_START = ("kill an executor", "kill a step's process")
 """Faults by which a server that starts ends."""
 NO_RESERVE = "there is no reserve for charges"
 """The log line of a server that finds the disk full, and the reserve of the server before used up."""
+IN_RESERVE = "charges and deletions go on in the reserve"
+"""The log line of a server that has given up its reserve, whose room another program may take."""
 ALLOWED = {
     "stepped": AFTER_FAULTS,
     "get": {"UnknownObject"},
@@ -351,7 +353,8 @@ def processes(history: History) -> Iterator[Violation]:
     """Programs and servers end only when they are to, and start again.
 
     Two kinds of faults may end a server that starts, and it says so: its executor, or its step's process, is killed;
-    or the disk is full, and the server before was killed while it used the reserve.
+    or the disk is full, and the server before was killed while it used the reserve, or another program takes the room
+    that the reserve has given up.
     """
     for events in history.programs.values():
         for event in events:
@@ -360,7 +363,9 @@ def processes(history: History) -> Iterator[Violation]:
     before_s = 0.0
     for served in history.served:
         hurt = any(
-            fault.what in AT_ITS_START or (fault.what == "fill the disk" and NO_RESERVE in served.words)
+            fault.what in AT_ITS_START
+            or (fault.what == "fill the disk" and NO_RESERVE in served.words)
+            or (fault.what == "fill the disk" and IN_RESERVE in served.words and fault.at_s >= before_s)
             for fault in history.faults
             if fault.at_s <= served.at_s and before_s <= fault.at_s + fault.for_s
         )
