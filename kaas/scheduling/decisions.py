@@ -42,7 +42,7 @@ class Dispatch(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     victims: objects that its worker's cache gives up first, in this order, as far as the request needs room; then
     follow those that the cache's own rule chooses. Objects in use or pinned stay. promised: the request has waited for
-    this worker while others were free.
+    this worker while others were free. sms: the streaming multiprocessors on which it runs; 0: all of them.
     """
 
     request: int
@@ -50,6 +50,7 @@ class Dispatch(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     slot: int
     victims: tuple[bytes, ...] = ()
     promised: bool = False
+    sms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

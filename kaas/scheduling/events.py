@@ -48,6 +48,8 @@ class PhysicalDevice:
     """Requests that its executor runs at a time; None: as its WorkerReady says."""
     client_executors: int | None = None
     """Clients that may have executors of their own on it at a time; None: one executor serves all clients."""
+    window_s: float = 0.1
+    """The time of which shares have parts."""
 
 
 class ObjectUse(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -124,6 +126,30 @@ class FunctionKnown:
 
 
 @dataclass(frozen=True, slots=True)
+class ShareKnown:
+    """What requests that name a share have of each device. The last event counts, from the next dispatch on.
+
+    Fields:
+        share: its name. sms: a part of the streaming multiprocessors, more than 0 and at most 1. least, most: parts of
+            the time of each window (FaST-GShare's quota_request and quota_limit).
+    """
+
+    time_s: float
+    share: str
+    sms: float = 1.0
+    least: float = 0.0
+    most: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ShareGone:
+    """A share is taken away: its requests are as others without one."""
+
+    time_s: float
+    share: str
+
+
+@dataclass(frozen=True, slots=True)
 class ClientGone:
     """A client's program ended: none of its requests is queued, and no caller waits for its running ones."""
 
@@ -147,6 +173,8 @@ class RequestArrived(msgspec.Struct, frozen=True, gc=False):
     """The kind of worker that it needs. An eTask worker serves one client and function only."""
     alone: bool = False
     """It may have ended a device: its worker may run no other request at the same time."""
+    share: str = ""
+    """The name of its share of each device; requests without one have what shares leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +217,12 @@ class RequestDone(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A worker that the policy started can take requests. memory_bytes: the memory for its cache."""
+    """A worker that the policy started can take requests.
+
+    Fields:
+        memory_bytes: the memory for its cache. sms: streaming multiprocessors that it can give to requests, in
+            multiples of sm_step; 1: it cannot part them.
+    """
 
     time_s: float
     worker: int
@@ -197,6 +230,8 @@ class WorkerReady:
     device: int
     slots: int
     memory_bytes: int
+    sms: int = 1
+    sm_step: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +240,7 @@ class WorkerAdopted:
 
     Fields:
         worker: an id that this epoch of the pool has not used. client, function: the requests that the worker serves,
-            as in StartWorker.
+            as in StartWorker. sms, sm_step: as in WorkerReady.
     """
 
     time_s: float
@@ -217,6 +252,8 @@ class WorkerAdopted:
     client: str = ""
     function: str = ""
     running: tuple[Running, ...] = ()
+    sms: int = 1
+    sm_step: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +323,8 @@ class Tick(msgspec.Struct, frozen=True, gc=False):
 Event = (
     ClientKnown
     | FunctionKnown
+    | ShareKnown
+    | ShareGone
     | ClientGone
     | RequestArrived
     | InputsReady

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 from kaas.scheduling.candidates import Candidate, Destination, Why
 from kaas.scheduling.events import RequestDone
+from kaas.scheduling.policies.device_shares import DeviceShares
 from kaas.scheduling.policies.estimates import Estimates
 from kaas.scheduling.policies.fair_share import ClientShare, FairShare
 from kaas.scheduling.policies.placement import Placement
-from kaas.scheduling.policies.state import Chosen, QueuedRequest, RequestOrder, RequestTable, WorkerState
+from kaas.scheduling.policies.requests import RequestTable
+from kaas.scheduling.policies.state import Chosen, QueuedRequest, RequestOrder, WorkerState
 
 Observer = Callable[[Why, WorkerState], None]
 """Is told of a request that goes next, as it was just before that, and of its worker."""
@@ -24,6 +26,7 @@ class Explained:
     _placement: Placement
     _estimates: Estimates
     _fair_share: FairShare
+    _device_shares: DeviceShares
 
     def why(self, request: int) -> Why:
         """Return why a request has not gone yet.
@@ -44,9 +47,10 @@ class Explained:
         return self._waits_for(self._requests[request])
 
     def holds(self, request: int) -> bool:
-        """Return True if a ready request may not run now: limits of its client hold it, or it fits no free device."""
+        """Return True if a ready request may not run now: limits or shares hold it back, or it fits no free device."""
         asked = self._requests[request]
-        return request in asked.group.aside.get(asked.share, ()) or self._fair_share.held(asked.share, self.now_s)
+        apart = self._device_shares.active or request in asked.group.aside.get(asked.share, ())
+        return apart or self._fair_share.held(asked.share, self.now_s)
 
     def watch(self, observer: Observer) -> None:
         """Tell an observer, from now on, of each request that an order gives."""
@@ -80,6 +84,8 @@ class Explained:
         share = request.share
         if share.max_running is not None and share.running >= share.max_running:
             return "limits of its client"
+        if request.device_share:
+            return f"the turn of its share {request.device_share!r}"
         if obstacle := group.order.obstacle(request):
             return obstacle
         if not any(not worker.starting and not worker.stopping for worker in group.workers.values()):

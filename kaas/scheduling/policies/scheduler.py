@@ -1,51 +1,43 @@
 """The part that all policies share: take in an event, dispatch, then give devices to groups that still wait.
 
-A policy adds its rules: the group of a request (`place`), the order of its requests (`order`), which group is served
-first (`urgency`), and others: each has a default here.
+A policy adds its rules (`Rules`): the group of a request (`place`), the order of its requests (`order`), which group is
+served first (`urgency`), and others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
 
 from kaas.errors import PolicyError
 from kaas.scheduling import events
 from kaas.scheduling.decisions import Decision, Dispatch, Reject, WakeAt
 from kaas.scheduling.policies.cache_orders import CacheOrders
+from kaas.scheduling.policies.device_shares import DeviceShares
 from kaas.scheduling.policies.estimates import Estimates
 from kaas.scheduling.policies.explained import Explained
 from kaas.scheduling.policies.fair_share import NO_CLIENT, SHORTEST_WAIT_S, ClientShare, FairShare
 from kaas.scheduling.policies.holdings import Holdings
 from kaas.scheduling.policies.locality import Locality
-from kaas.scheduling.policies.orders import Parked, PriorityOrder
+from kaas.scheduling.policies.orders import Parked
 from kaas.scheduling.policies.oversized import Oversized
 from kaas.scheduling.policies.placement import Placement
+from kaas.scheduling.policies.requests import RequestTable
+from kaas.scheduling.policies.rules import Rules
 from kaas.scheduling.policies.running_alone import RunningAlone
 from kaas.scheduling.policies.state import (
-    SHARED,
     Partition,
     QueuedRequest,
-    RequestOrder,
-    RequestTable,
     Serves,
     WorkerGroup,
     WorkerState,
-    partition,
 )
 
 GROUPS = 4096
 """Groups without worker and request that are kept, since they know when they last gave up a device."""
 
 
-class Scheduler(Explained):
+class Scheduler(Rules, Explained):
     """The stateful part of a policy. Decisions follow from the state alone, so equal events give equal decisions."""
-
-    work_conserving: ClassVar[bool] = False
-    fair: ClassVar[bool] = False
-    """Clients that always have requests waiting get device time by their weights. Tests check it."""
-    conserving_devices: ClassVar[bool] = True
-    """A group without requests gives its idle workers to any group that waits, whatever the sizes."""
 
     def __init__(self, devices: Sequence[events.PhysicalDevice]) -> None:
         self.now_s = 0.0
@@ -60,6 +52,9 @@ class Scheduler(Explained):
         self._alone = RunningAlone(self._placement, self._fair_share)
         self._oversized = Oversized(self._holdings)
         self._requests = RequestTable(self._holdings)
+        self._device_shares = DeviceShares(
+            list(devices), self._placement, self._holdings, self._estimates, self._fair_share, self.wake_at
+        )
         self._parked = Parked()
         self._estimated: list[Callable[[str], None]] = []  # called with each function whose estimates have changed
         self._recharged: list[Callable[[ClientShare], None]] = []  # with each client whose charge or device has changed
@@ -68,49 +63,6 @@ class Scheduler(Explained):
         self._open = False
         self._most_groups = GROUPS
         self._wake_s: float | None = None
-
-    # --- the rules of a policy
-
-    def partitions(self, devices: Sequence[events.PhysicalDevice]) -> list[Partition]:
-        """Return the devices by the groups that compete for them: here all, with an executor on each free one."""
-        return [partition(devices, home=SHARED)]
-
-    def place(self, kind: events.WorkerKind, client: str, function: str) -> tuple[Serves, Partition]:
-        """Return which requests wait together, and where: here all kTasks, and each function's eTasks by client."""
-        serves = SHARED if kind is events.WorkerKind.EXECUTOR else Serves(kind, client, function)
-        return serves, self._placement.partitions[0]
-
-    def rank(self, worker: WorkerState) -> tuple[float, float, float]:
-        """Return the order of free workers: here the least busy, the fastest, then the lowest device."""
-        return len(worker.running), -worker.device.spec.speed, worker.device.index
-
-    def suited(self, request: QueuedRequest) -> WorkerState | None:
-        """Return the free worker for a request: of the least busy ones the one on the device that suits it."""
-        group = request.group
-        best = self._placement.best(group)
-        reads = request.reads
-        if best is None or len(group.open) == 1 or not reads.nbytes or best.device.index in reads.whole:
-            return best
-        return self._locality.choose(request, group, best, self.rank)
-
-    def order(self, serves: Serves) -> RequestOrder:  # noqa: ARG002 - a policy may have others for some requests
-        """Return the order of a new group's requests: here that of `fcfs`, by arrival."""
-        return PriorityOrder(self.suited)
-
-    def urgency(self, group: WorkerGroup, provided: int = 0) -> tuple[float, ...]:
-        """Return the order of groups, the least first; `provided` requests have workers on the way."""
-        return min((-request.share.priority, request.id) for request in group.next(provided))
-
-    def victims(self, request: QueuedRequest, worker: WorkerState) -> tuple[bytes, ...]:  # noqa: ARG002
-        """Return the objects that a worker, which lacks some, gives up first: here those of its cache's own rule."""
-        return ()
-
-    def measured(self, event: events.Utilisation) -> None:
-        """Take in a device's utilisation, which a policy with `utilisation_every_s` gets: here it changes nothing."""
-
-    def wake_at(self, time_s: float) -> None:
-        """Ask for a Tick, for an order whose decisions depend on the time."""
-        self._fair_share.wake_s = min(time_s, self._fair_share.wake_s or time_s)
 
     # --- events
 
@@ -136,6 +88,7 @@ class Scheduler(Explained):
                 if (request := self._requests[event.request]).worker is None:  # else RequestDone frees its slot
                     self._leave(request)
             case events.WorkerReady():
+                self._device_shares.ready(event)
                 self._mark_dirty(self._placement.ready(event).group)
                 if event.kind is events.WorkerKind.EXECUTOR:
                     self._holdings.ready(event.device, event.memory_bytes)
@@ -145,6 +98,14 @@ class Scheduler(Explained):
                 self._adopt(event)
             case events.ClientKnown():
                 self._know(event)
+            case events.ShareKnown():
+                self._device_shares.known(event)
+                self._mark_dirty_all()
+            case events.ShareGone():
+                self._device_shares.gone(event)
+                for group in self._placement.groups.values():
+                    group.unshare(event.share)
+                self._mark_dirty_all()
             case events.ClientGone():
                 self._client_gone(event.client)
             case events.Tick():
@@ -191,8 +152,12 @@ class Scheduler(Explained):
 
     def _enqueue(self, request: QueuedRequest) -> None:
         group = request.group
+        if request.device_share and request.device_share not in self._device_shares:
+            request.device_share = ""
         held = request.alone or request.share.limited or request.deadline_s is not None or self._holdings.uneven
-        held = held or bool(group.alone or group.aside or self._dirty)  # else the next one needs no place
+        held = held or bool(
+            self._device_shares.active or group.alone or group.aside or self._dirty
+        )  # else the next one needs no place
         worker = group.order.at_once(request) if group.open and not held else None
         if worker is None:
             group.enqueue(request)
@@ -221,6 +186,8 @@ class Scheduler(Explained):
         if worker is None or worker.id != event.worker:
             raise PolicyError(f"request {event.request} does not run on worker {event.worker}")
         self._placement.free_slot(worker, event.slot, request)
+        if self._device_shares.active:
+            self._device_shares.ended(request, worker)
         worker.group.order.freed(request, worker)
         worker.group.order.ended(request, event)
         if self._holdings.leaving:
@@ -262,6 +229,7 @@ class Scheduler(Explained):
             group = self._placement.group(serves, where, born=event.device)
         else:
             group = WorkerGroup(serves, where, (0, event.device), self.order(serves))
+        self._device_shares.ready(event)
         worker = self._placement.adopt(event, group)
         if event.kind is events.WorkerKind.EXECUTOR:
             self._holdings.ready(event.device, event.memory_bytes)
@@ -281,6 +249,8 @@ class Scheduler(Explained):
         for request in worker.running.values():
             worker.group.running -= 1
             worker.group.order.freed(request, worker)
+            if self._device_shares.active:
+                self._device_shares.ended(request, worker)
             self._holdings.ended(request.brings, worker.device.index)
             self._requests.forget(request)
             if request.share is not NO_CLIENT:
@@ -344,6 +314,8 @@ class Scheduler(Explained):
             self._dequeue(request)
         while group.alone and (claimed := self._alone.next(group, self.now_s)) is not None:
             self._dispatch(*claimed)
+        if self._device_shares.active:
+            self._dispatch_shares(group, others=True)
         if group.aside:
             self._oversized.bring_back(group)
         order = group.order
@@ -359,6 +331,16 @@ class Scheduler(Explained):
             elif (larger := self._oversized.worker_for(request, worker, self.rank)) is not None:
                 self._dispatch(request, larger)
         order.settled()
+        if self._device_shares.active:
+            self._dispatch_shares(group, others=False)
+
+    def _dispatch_shares(self, group: WorkerGroup, *, others: bool) -> None:
+        """Dispatch requests with shares in their turn. others: requests without a share have turns, too."""
+        for request, worker in self._device_shares.grants(group, others=others):
+            if request.late(self.now_s):
+                self._dequeue(request)
+            else:
+                self._dispatch(request, worker)
 
     def _dispatch(self, request: QueuedRequest, worker: WorkerState) -> None:
         self._dequeue(request)
@@ -383,7 +365,8 @@ class Scheduler(Explained):
         share.last_device = device.index
         for recharged in self._recharged if request.group.partition.waiting else ():
             recharged(share)
-        self._placement.decisions.append(Dispatch(request.id, worker.id, slot, victims, request.promised))
+        sms = self._device_shares.begun(request, worker) if self._device_shares.active else 0
+        self._placement.decisions.append(Dispatch(request.id, worker.id, slot, victims, request.promised, sms))
         request.group.order.dispatched(request, worker)
 
     # --- state

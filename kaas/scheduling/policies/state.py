@@ -6,15 +6,14 @@ import heapq
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from kaas.errors import PolicyError
 from kaas.scheduling.candidates import Candidate
-from kaas.scheduling.events import PhysicalDevice, RequestArrived, RequestDone, Running, WorkerKind
+from kaas.scheduling.events import PhysicalDevice, RequestDone, WorkerKind
 from kaas.scheduling.policies.fair_share import ClientShare
-from kaas.scheduling.policies.holdings import NOTHING, Holdings, WorkingSet
+from kaas.scheduling.policies.holdings import NOTHING, WorkingSet
 
 
 class Serves(NamedTuple):
@@ -39,7 +38,7 @@ class QueuedRequest(msgspec.Struct, eq=False):
         ready: the request stands in a queue. promised: it waits for one busy worker. worker: where the request runs.
         estimate_s: device seconds that the client was charged at the dispatch; None if an earlier epoch of the pool
             dispatched the request.
-        ends_s: the time at which the request is expected to end.
+        ends_s: the time at which the request is expected to end. device_share: the name of its share of a device.
     """
 
     id: int
@@ -59,6 +58,7 @@ class QueuedRequest(msgspec.Struct, eq=False):
     victims: tuple[bytes, ...] = ()
     dispatch: int = 0
     flow: Hashable = None
+    device_share: str = ""
 
     def late(self, now_s: float) -> bool:
         """Return True if the deadline of the request has passed."""
@@ -181,6 +181,7 @@ class WorkerState:
             which that request is expected to end. used: number of the change at which the worker last got or ended a
             request. freed_s: the time of the last end. dispatches: the requests that it got.
         taken_s: the time of its StartWorker, if another group gave up the device for it. start_s: how long it started.
+        closed: shares leave no SMs of its device to requests without one.
         version: the version of the worker's entry among the offers of its group; each entry has another one. rank: the
             worker's place in that entry. busier: a slot was taken since then, so its rank is too good now.
     """
@@ -200,14 +201,15 @@ class WorkerState:
     freed_s: float = -math.inf
     used: int = 0
     dispatches: int = 0
+    closed: bool = False
     version: int = 0
     rank: tuple[float, float, float] = (0.0, 0.0, 0.0)
     busier: bool = False
 
     @property
     def usable(self) -> bool:
-        """True if a request may be dispatched to the worker, unless another worker of the device runs one."""
-        return bool(self.free) and not self.stopping and self.alone is None
+        """True if a request without a share may be dispatched here, unless another worker of the device runs one."""
+        return bool(self.free) and not self.stopping and self.alone is None and not self.closed
 
     @property
     def gated(self) -> bool:
@@ -229,8 +231,9 @@ class WorkerGroup:
         born: when the group was first seen. shrank_at: number of the change that last took a device from it, or -1.
             gave: that device. leaving: workers that stop, or whose device is reserved for another group. reserved:
             devices that the group gets when their workers have ended. coming: workers that start.
-        order: of the ready requests, but for `alone`: those that must run alone, and `aside`: those that fit no free
-            device. clients: how many requests of each client wait. ready: how many wait. running: how many run.
+        order: of the ready requests, but for `alone`: those that must run alone, `aside`: those that fit no free
+            device, and `shared`: those of each share of a device. clients: how many requests of each client wait.
+            ready: how many wait. running: how many run.
             failures: workers in a row that did not start. slots, most_slots: of a worker.
         open: workers that have a free slot for any request, by device. offers: heap of the workers with a free slot,
             the best first; entries with an old version are skipped, and a busier worker gets a new place at the top.
@@ -250,6 +253,7 @@ class WorkerGroup:
     clients: dict[ClientShare, int] = field(default_factory=dict)
     alone: dict[int, QueuedRequest] = field(default_factory=dict)
     aside: dict[ClientShare, dict[int, QueuedRequest]] = field(default_factory=dict)
+    shared: dict[str, dict[int, QueuedRequest]] = field(default_factory=dict)
     ready: int = 0
     running: int = 0
     failures: int = 0
@@ -276,6 +280,8 @@ class WorkerGroup:
         self.clients[request.share] = self.clients.get(request.share, 0) + 1
         if request.alone:
             self.alone[request.id] = request
+        elif request.device_share:
+            self.shared.setdefault(request.device_share, {})[request.id] = request
         else:
             self.order.add(request)
 
@@ -287,21 +293,31 @@ class WorkerGroup:
             del self.partition.waiting[self.serves]
         if request.alone:
             del self.alone[request.id]
+        elif request.device_share:
+            del self.shared[request.device_share][request.id]
+            if not self.shared[request.device_share]:
+                del self.shared[request.device_share]
         else:
             self.order.drop(request)
         self.clients[request.share] -= 1
         if not self.clients[request.share]:
             del self.clients[request.share]
 
+    def unshare(self, share: str) -> None:
+        """Take in that a share is taken away: its requests wait in the order."""
+        for request in self.shared.pop(share, {}).values():
+            request.device_share = ""
+            self.order.add(request)
+
     def next(self, provided: int = 0) -> list[QueuedRequest]:
         """Return the most urgent ready request of the order, and the requests that run alone.
 
         If one client waits alone, return its first request beyond the `provided` ones, whose workers are on their way.
         """
-        one = len(self.clients) == 1 and not self.alone and provided < self.ready
+        one = len(self.clients) == 1 and not self.alone and not self.shared and provided < self.ready
         first = self.order.first(provided if one else 0)
-        aside = [next(iter(own.values())) for own in self.aside.values()]
-        return [*self.alone.values(), *aside, *([] if first is None else [first])]
+        apart = [next(iter(own.values())) for own in (*self.aside.values(), *self.shared.values())]
+        return [*self.alone.values(), *apart, *([] if first is None else [first])]
 
     def free_on(self, devices: Collection[int]) -> Iterator[WorkerState]:
         """Return an iterator over the workers with a free slot on some devices, but for gated ones."""
@@ -351,50 +367,3 @@ def partition(devices: Iterable[PhysicalDevice], *, home: Serves | None = None, 
     made = Partition(home=home, why_empty=why_empty)
     made.devices = [DeviceState(device, made) for device in devices]
     return made
-
-
-class RequestTable(dict[int, QueuedRequest]):
-    """All requests that are queued or run, by id. Unknown ids are a `PolicyError`."""
-
-    def __init__(self, holdings: Holdings) -> None:
-        super().__init__()
-        self._holdings = holdings
-
-    def add(self, event: RequestArrived, share: ClientShare, group: WorkerGroup) -> QueuedRequest:
-        """Add a request that has arrived."""
-        if event.request in self:
-            raise PolicyError(f"request {event.request} arrived twice")
-        reads = self._holdings.working_set(event.inputs)
-        request = QueuedRequest(event.request, share, group, event.function, reads, event.deadline_s, event.alone)
-        request.arrived_s = event.time_s
-        self[request.id] = request
-        return request
-
-    def adopt(self, running: Running, share: ClientShare, worker: WorkerState, now_s: float) -> QueuedRequest:
-        """Add a request that an earlier epoch of the pool dispatched to a worker."""
-        request = QueuedRequest(running.request, share, worker.group, running.function, worker=worker)
-        request.ends_s = now_s if running.ends_s is None else running.ends_s
-        self[request.id] = worker.running[request.id] = request
-        worker.group.running += 1
-        return request
-
-    def forget(self, request: QueuedRequest) -> None:
-        """Remove a request that has ended, or left its queue."""
-        del self[request.id]
-        if request.reads is not NOTHING:
-            self._holdings.release(request.reads)
-
-    def __missing__(self, number: int) -> NoReturn:
-        raise PolicyError(f"no such request: {number}")
-
-    def awaiting_inputs(self, number: int) -> QueuedRequest:
-        """Return a request that arrived before its inputs."""
-        request = self[number]
-        if request.ready or request.worker is not None:
-            raise PolicyError(f"request {number} awaits no inputs")
-        return request
-
-    def queued(self, partition: Partition) -> list[QueuedRequest]:
-        """Return the requests of a partition that no worker runs, by id."""
-        queued = [each for each in self.values() if each.worker is None and each.group.partition is partition]
-        return sorted(queued, key=lambda each: each.id)

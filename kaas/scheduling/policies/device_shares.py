@@ -1,0 +1,192 @@
+"""Requests with a share of each device: they take turns by `TokenScheduler`, and others run as far as it leaves SMs.
+
+On each device the token scheduler says which share goes next. Requests without a share are one more in its eyes: when
+their turn comes, the worker is open to them, and the policy's order chooses among them as ever. Without shares nothing
+of this is asked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from kaas.errors import PolicyError
+from kaas.scheduling.events import PhysicalDevice, ShareGone, ShareKnown, WorkerAdopted, WorkerKind, WorkerReady
+from kaas.scheduling.policies.estimates import Estimates
+from kaas.scheduling.policies.fair_share import ClientShare, FairShare
+from kaas.scheduling.policies.holdings import Holdings
+from kaas.scheduling.policies.placement import Placement
+from kaas.scheduling.policies.state import QueuedRequest, WorkerGroup, WorkerState
+from kaas.scheduling.sharing.tokens import OTHERS, Grant, TokenScheduler
+
+
+@dataclass(slots=True, eq=False)
+class _SharedDevice:
+    """The tokens of a device. granted: SMs for the next request without a share, as of the last look."""
+
+    scheduler: TokenScheduler
+    sms: int
+    granted: int = 0
+    held: dict[int, None] = field(default_factory=dict)
+
+
+class DeviceShares:
+    """The shares of all devices.
+
+    Args:
+        wake_at: asks for a Tick.
+
+    Fields:
+        active: there are shares.
+    """
+
+    def __init__(
+        self,
+        devices: list[PhysicalDevice],
+        placement: Placement,
+        holdings: Holdings,
+        estimates: Estimates,
+        fair_share: FairShare,
+        wake_at: Callable[[float], None],
+    ) -> None:
+        self._windows_s = {device.index: device.window_s for device in devices}
+        self._placement = placement
+        self._holdings = holdings
+        self._estimates = estimates
+        self._fair_share = fair_share
+        self._wake_at = wake_at
+        self.active = False
+        self._shares: dict[str, ShareKnown] = {}
+        self._devices: dict[int, _SharedDevice] = {}
+        self._sms: dict[int, tuple[int, int]] = {}  # of each device's executor, and the step
+
+    def __contains__(self, share: str) -> bool:
+        return share in self._shares
+
+    # --- events
+
+    def known(self, event: ShareKnown) -> None:
+        """Give a share its part of each device."""
+        if not (0 < event.sms <= 1 and 0 <= event.least <= event.most <= 1 and event.most > 0 and event.share):
+            raise PolicyError(f"a share has parts of a device, from 0 to 1, not {event}")
+        self._shares[event.share] = event
+        if not self.active:
+            self.active = True
+            for index in self._windows_s:
+                self._begin_device(index)
+        for device in self._devices.values():
+            device.scheduler.give(event.share, event.sms, event.least, event.most)
+
+    def gone(self, event: ShareGone) -> None:
+        """Take a share away. The scheduler puts its waiting requests among the others."""
+        if self._shares.pop(event.share, None) is None:
+            return
+        for device in self._devices.values():
+            device.scheduler.take(event.share)
+        if not self._shares:
+            self.active = False
+            self._devices.clear()
+            for worker in self._placement.workers.values():
+                self._open(worker, granted=True)
+
+    def ready(self, event: WorkerReady | WorkerAdopted) -> None:
+        """Take in the SMs of a device whose executor can run requests."""
+        if event.kind is WorkerKind.EXECUTOR and self._sms.get(event.device, (1, 1)) != (event.sms, event.sm_step):
+            self._sms[event.device] = event.sms, event.sm_step
+            if self.active:
+                self._begin_device(event.device)
+
+    def _begin_device(self, index: int) -> None:
+        sms, step = self._sms.get(index, (1, 1))
+        device = self._devices[index] = _SharedDevice(TokenScheduler(sms, step, self._windows_s[index]), sms)
+        for share in self._shares.values():
+            device.scheduler.give(share.share, share.sms, share.least, share.most)
+        for worker in self._placement.devices[index].workers.values():
+            for request in worker.running.values():
+                self._take(device, request, Grant(OTHERS, sms))
+
+    # --- the requests that go
+
+    def grants(self, group: WorkerGroup, *, others: bool) -> Iterator[tuple[QueuedRequest, WorkerState]]:
+        """Yield the requests with shares that go now, and their workers. Each has begun when the next is asked for.
+
+        others: requests without a share have turns, too. The workers are open to them where it is their turn.
+        """
+        for worker in sorted(group.workers.values(), key=lambda each: (len(each.running), each.device.index)):
+            if worker.starting or worker.stopping or worker.alone is not None or worker.gated:
+                continue
+            grant = self._next(group, worker, others=others)
+            while worker.free and grant is not None and grant.share != OTHERS:
+                request = self._first(group, grant.share, worker)
+                assert request is not None, "it waits"
+                self._devices[worker.device.index].granted = grant.sms
+                yield request, worker
+                grant = self._next(group, worker, others=others)
+
+    def _next(self, group: WorkerGroup, worker: WorkerState, *, others: bool = True) -> Grant | None:
+        """Return the grant that goes next on a worker, which is open to requests without a share if it is theirs."""
+        device, now_s = self._devices[worker.device.index], self._placement.now_s
+        waiting: dict[str, float] = {}
+        for share in group.shared:
+            if (request := self._first(group, share, worker)) is not None:
+                waiting[share] = self._expected_s(request, worker)
+        if others and group.ready > sum(len(requests) for requests in group.shared.values()):
+            waiting[OTHERS] = 0.0
+        grant = device.scheduler.next(waiting, now_s)
+        if (wake_s := device.scheduler.wakes_s(waiting, now_s)) is not None:
+            self._wake_at(wake_s)
+        mine = grant is not None and grant.share == OTHERS
+        device.granted = grant.sms if grant is not None and mine else 0
+        self._open(worker, granted=mine)
+        return grant
+
+    def _open(self, worker: WorkerState, *, granted: bool) -> None:
+        if worker.closed is granted:
+            worker.closed = not granted
+            self._placement.offer(worker)
+
+    def _first(self, group: WorkerGroup, share: str, worker: WorkerState) -> QueuedRequest | None:
+        """Return the request of a share that goes first on a worker: that of the client that has had least time."""
+        clients: dict[ClientShare, QueuedRequest] = {}
+        for request in group.shared[share].values():
+            if request.share not in clients and self._fits(request, worker):
+                clients[request.share] = request
+        now_s = self._placement.now_s
+        able = [
+            each for each in clients.values() if not (each.share.limited and self._fair_share.held(each.share, now_s))
+        ]
+        return min(able, key=lambda each: (-each.share.priority, each.share.time_s, each.id), default=None)
+
+    def _fits(self, request: QueuedRequest, worker: WorkerState) -> bool:
+        """Return False if a request has to wait for a larger device."""
+
+        def capacity_bytes(each: WorkerState) -> float:
+            known = self._holdings.memories[each.device.index].capacity_bytes
+            return math.inf if known is None else known
+
+        most_bytes = max(capacity_bytes(each) for each in request.group.workers.values())
+        return not self._holdings.uneven or capacity_bytes(worker) >= min(request.reads.nbytes, most_bytes)
+
+    def _expected_s(self, request: QueuedRequest, worker: WorkerState) -> float:
+        spec = worker.device.spec
+        run_s, missing = self._estimates.run_s(request, spec), request.reads.missing_bytes(worker.device.index)
+        return run_s + (self._estimates.load_s(request, spec) if missing else 0.0)
+
+    def begun(self, request: QueuedRequest, worker: WorkerState) -> int:
+        """Give a request that is dispatched its tokens. Return its SMs; 0 for all."""
+        device = self._devices[worker.device.index]
+        share = request.device_share if request.device_share in self._shares else OTHERS
+        sms = device.granted or device.sms
+        self._take(device, request, Grant(share, sms))
+        if share == OTHERS:
+            self._next(request.group, worker)
+        return 0 if sms == device.sms else sms
+
+    def _take(self, device: _SharedDevice, request: QueuedRequest, grant: Grant) -> None:
+        now_s = self._placement.now_s
+        device.scheduler.begin(request.id, grant, now_s, max(0.0, request.ends_s - now_s))
+
+    def ended(self, request: QueuedRequest, worker: WorkerState) -> None:
+        """Take a request's tokens back."""
+        self._devices[worker.device.index].scheduler.end(request.id, self._placement.now_s)
