@@ -1,1 +1,5 @@
-"""Devices shared by parts of their SMs and of their time, as in FaST-GShare. Runs in the pool and the simulator."""
+"""Shares of devices: how many instances a function needs, and where they go. Runs in the pool and in the simulator.
+
+An instance is a grant of a device and a share to a function. `rectangles` and `packing` find instances a place. All of
+it is pure: values in, values out. The algorithms are those of FaST-GShare (ICPP 2023), mended where they are wrong.
+"""
