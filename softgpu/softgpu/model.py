@@ -11,19 +11,31 @@ from typing import Any
 
 from softgpu.faults import Fault
 
-__all__ = ["Device", "Model", "Takes", "describe_time"]
+__all__ = ["MAX_SMS", "Device", "Model", "Takes", "describe_time"]
+
+MAX_SMS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Takes:
-    """The time of a kernel: seconds on a share of the device. Kernels queue if the sum of their shares exceeds 1."""
+    """The time of a kernel, alone on the whole device.
+
+    Args:
+        seconds: the time.
+        share: the part of the device that it holds meanwhile: kernels queue if the sum of their shares exceeds 1. None:
+            the multiprocessors that its blocks fill, if the model has multiprocessors, or else the whole device.
+        bandwidth: the part of the bandwidth of device memory that it uses meanwhile.
+    """
 
     seconds: float
-    share: float = 1.0
+    share: float | None = None
+    bandwidth: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (self.seconds >= 0 and 0 < self.share <= 1):
+        if not (self.seconds >= 0 and (self.share is None or 0 < self.share <= 1)):
             raise ValueError(f"a kernel takes 0 or more seconds on more than 0 and at most 1 of the device, not {self}")
+        if not 0 <= self.bandwidth <= 1:
+            raise ValueError(f"a kernel uses from 0 to 1 of the bandwidth, not {self}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +48,28 @@ class Model:
         copy_latency_s: the time added to every such copy.
         launch_latency_s: the time added to every kernel.
         kernels: times by symbol; the time of a kernel without an entry is not modelled.
+        sms: the number of the device's multiprocessors, up to 512, which programs see and divide; None: one for each
+            processor of the machine, and kernels hold shares of the device.
+        blocks_per_sm: how many blocks of a kernel run at a time on a multiprocessor.
     """
 
     copy_bytes_per_s: float | None = None
     copy_latency_s: float = 0.0
     launch_latency_s: float = 0.0
     kernels: Mapping[str, Takes] = field(default_factory=dict)
+    sms: int | None = None
+    blocks_per_sm: int = 1
 
     def __post_init__(self) -> None:
         rate = self.copy_bytes_per_s
         if (rate is not None and not rate > 0) or not (self.copy_latency_s >= 0 and self.launch_latency_s >= 0):
             raise ValueError(f"rates are positive, latencies not negative: {self}")
+        if not (self.sms is None or 1 <= self.sms <= MAX_SMS) or self.blocks_per_sm < 1:
+            raise ValueError(f"a device has 1 to {MAX_SMS} multiprocessors, each with room for a block: {self}")
 
     @classmethod
     def from_file(cls, path: str | Path) -> Model:
-        """Read TOML: the fields by name, and a table `kernels` with symbol = [seconds, share].
+        """Read TOML: the fields by name, and a table `kernels` with symbol = [seconds, share] or a table of `Takes`.
 
         Raises:
             OSError: the file cannot be read.
@@ -59,9 +78,13 @@ class Model:
         values: dict[str, Any] = tomllib.loads(Path(path).read_text())
         kernels = values.pop("kernels", {})
         try:
-            return cls(**values, kernels={name: Takes(*takes) for name, takes in kernels.items()})
+            return cls(**values, kernels={name: _takes(entry) for name, entry in kernels.items()})
         except TypeError as error:
             raise ValueError(f"{path} is no model of a device: {error}") from error
+
+
+def _takes(entry: Any) -> Takes:
+    return Takes(**entry) if isinstance(entry, Mapping) else Takes(*entry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +102,39 @@ class Device:
     faults: tuple[Fault, ...] = ()
 
 
+class _TakesRecord(ctypes.Structure):
+    """The struct sg_takes of abi.h."""
+
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("seconds", ctypes.c_double),
+        ("share", ctypes.c_double),
+        ("bandwidth", ctypes.c_double),
+    ]
+
+
+class _ModelRecord(ctypes.Structure):
+    """The struct sg_model of abi.h."""
+
+    _fields_ = [
+        ("copy_bytes_per_s", ctypes.c_double),
+        ("copy_latency_s", ctypes.c_double),
+        ("launch_latency_s", ctypes.c_double),
+        ("sms", ctypes.c_uint32),
+        ("blocks_per_sm", ctypes.c_uint32),
+        ("count", ctypes.c_uint32),
+        ("kernels", ctypes.POINTER(_TakesRecord)),
+    ]
+
+
 def describe_time(library: ctypes.CDLL, ordinal: int, model: Model) -> int:
     """Give a model to a device of the driver, and return a CUresult."""
-    count = len(model.kernels)
-    names = (ctypes.c_char_p * count)(*(name.encode() for name in model.kernels))
-    seconds = (ctypes.c_double * count)(*(takes.seconds for takes in model.kernels.values()))
-    shares = (ctypes.c_double * count)(*(takes.share for takes in model.kernels.values()))
-    call = library.softgpu_model
-    call.argtypes = [ctypes.c_uint32, *[ctypes.c_double] * 3, ctypes.c_uint32, *[ctypes.c_void_p] * 3]
+    kernels = [
+        _TakesRecord(name.encode(), takes.seconds, takes.share or 0.0, takes.bandwidth)
+        for name, takes in model.kernels.items()
+    ]
     rates = (model.copy_bytes_per_s or 0.0, model.copy_latency_s, model.launch_latency_s)
-    return int(call(ordinal, *rates, count, names, seconds, shares))
+    table = (_TakesRecord * len(kernels))(*kernels)
+    record = _ModelRecord(*rates, model.sms or 0, model.blocks_per_sm, len(kernels), table)
+    library.softgpu_model.argtypes = [ctypes.c_uint32, ctypes.POINTER(_ModelRecord)]
+    return int(library.softgpu_model(ordinal, ctypes.byref(record)))

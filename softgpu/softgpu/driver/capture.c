@@ -62,29 +62,46 @@ CUresult capture_gate(void) {
   return CUDA_SUCCESS;
 }
 
-CUresult capture_forbids(CUstream s) {
-  if (atomic_load(&s->capture) == NULL) return CUDA_SUCCESS;
+void capture_spoil(CUstream s) {
   pthread_mutex_lock(&capture_lock);
   capture *c = atomic_load(&s->capture);
   if (c != NULL) c->invalid = true;
   pthread_mutex_unlock(&capture_lock);
+}
+
+CUresult capture_forbids(CUstream s) {
+  if (atomic_load(&s->capture) == NULL) return CUDA_SUCCESS;
+  capture_spoil(s);
   return fail(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "this call is not allowed on a capturing stream");
 }
 
-static bool captures_blocking_stream(const capture *c, CUcontext ctx) {
+static bool captures_blocking_stream(const capture *c, CUcontext home) {
   for (CUstream s = c->streams; s != NULL; s = s->next_captured)
-    if (s->ctx == ctx && !(s->flags & CU_STREAM_NON_BLOCKING)) return true;
+    if (s->home == home && !(s->flags & CU_STREAM_NON_BLOCKING)) return true;
   return false;
 }
 
 CUresult capture_legacy_gate(CUstream s) {
-  if (atomic_load_explicit(&capture_count, memory_order_acquire) == 0 || s != &s->ctx->legacy) return CUDA_SUCCESS;
+  if (atomic_load_explicit(&capture_count, memory_order_acquire) == 0 || s != &s->home->legacy) return CUDA_SUCCESS;
   bool refused = false;
   pthread_mutex_lock(&capture_lock);
   for (capture *c = captures; c != NULL; c = c->next)
-    if (captures_blocking_stream(c, s->ctx)) refused = c->invalid = true;
+    if (captures_blocking_stream(c, s->home)) refused = c->invalid = true;
   pthread_mutex_unlock(&capture_lock);
   REQUIRE(!refused, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, "the default stream would wait for a stream that is capturing");
+  return CUDA_SUCCESS;
+}
+
+CUresult capture_forbids_in(CUcontext ctx, CUevent e) {
+  bool refused = false;
+  pthread_mutex_lock(&capture_lock);
+  for (capture *c = captures; c != NULL; c = c->next) {
+    bool concerned = e->capture_id == c->id;
+    for (CUstream s = c->streams; s != NULL; s = s->next_captured) concerned |= stream_within(s, ctx);
+    if (concerned) refused = c->invalid = true;
+  }
+  pthread_mutex_unlock(&capture_lock);
+  REQUIRE(!refused, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "a stream of the context, or the event, is in a capture");
   return CUDA_SUCCESS;
 }
 
@@ -147,7 +164,7 @@ static CUresult wait_locked(CUstream s, CUevent e, bool *handled) {
     mine->invalid = its->invalid = true;
     return fail(CUDA_ERROR_STREAM_CAPTURE_MERGE, "the event belongs to another capture");
   }
-  if (s == &s->ctx->legacy) {
+  if (s == &s->home->legacy) {
     its->invalid = true;
     return fail(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, "the default stream cannot join a capture");
   }
@@ -218,7 +235,7 @@ CUresult capture_begin(CUstream stream, CUgraph graph, bool owned, const CUgraph
   TRY(stream_get(stream, &s));
   REQUIRE((unsigned)mode <= CU_STREAM_CAPTURE_MODE_RELAXED, CUDA_ERROR_INVALID_VALUE, "there is no capture mode %d",
           (int)mode);
-  REQUIRE(s != &s->ctx->legacy, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "the default stream cannot be captured");
+  REQUIRE(s != &s->home->legacy, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "the default stream cannot be captured");
   pthread_mutex_lock(&capture_lock);
   CUresult status = begin_locked(s, graph, owned, needs, count, mode);
   pthread_mutex_unlock(&capture_lock);

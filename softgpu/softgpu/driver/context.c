@@ -3,12 +3,17 @@
 
 #include <string.h>
 
-CUcontext peek_context(void) {
+CUcontext peek_home(void) {
   thread_state *here = thread_here();
   while (here->depth > 0 && here->contexts[here->depth - 1] != NULL &&
          !handle_is(here->contexts[here->depth - 1], HANDLE_CONTEXT))
     here->depth--; /* destroyed while current */
   return here->depth > 0 ? here->contexts[here->depth - 1] : NULL;
+}
+
+CUcontext peek_context(void) {
+  CUcontext home = peek_home();
+  return home != NULL ? home->base : NULL;
 }
 
 CUresult current_context(CUcontext *ctx) {
@@ -19,7 +24,16 @@ CUresult current_context(CUcontext *ctx) {
   return context_status(found);
 }
 
+CUresult context_or_current(CUcontext given, CUcontext *ctx) {
+  TRY(require_init());
+  *ctx = given != NULL ? given : peek_home();
+  REQUIRE(*ctx != NULL, CUDA_ERROR_INVALID_CONTEXT, "no context is current in this thread");
+  REQUIRE(handle_is(*ctx, HANDLE_CONTEXT), CUDA_ERROR_INVALID_CONTEXT, "not a live context");
+  return CUDA_SUCCESS;
+}
+
 CUresult context_status(CUcontext ctx) {
+  ctx = ctx->base;
   int sticky = atomic_load_explicit(&ctx->sticky, memory_order_acquire);
   bool lost = atomic_load_explicit(&ctx->dev->lost, memory_order_relaxed);
   REQUIRE(!lost || sticky != 0, CUDA_ERROR_UNKNOWN, "device %d is lost", ctx->dev->ordinal);
@@ -31,6 +45,7 @@ CUresult context_new(device *dev, unsigned flags, bool primary, CUcontext *ctx) 
   REQUIRE(!atomic_load(&dev->lost), CUDA_ERROR_DEVICE_UNAVAILABLE, "device %d is lost", dev->ordinal);
   CUcontext made = handle_new(HANDLE_CONTEXT, sizeof *made);
   REQUIRE(made != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a context");
+  made->base = made;
   made->dev = dev;
   atomic_store(&dev->stop, 0);
   made->flags = flags;
@@ -41,6 +56,7 @@ CUresult context_new(device *dev, unsigned flags, bool primary, CUcontext *ctx) 
   made->limits[CU_LIMIT_MALLOC_HEAP_SIZE] = 8 << 20;
   stream_init(&made->legacy, made, 0, 0);
   stream_init(&made->per_thread, made, CU_STREAM_NON_BLOCKING, 0);
+  stream_init(&made->common, made, CU_STREAM_NON_BLOCKING, 0);
   *ctx = made;
   return CUDA_SUCCESS;
 }
@@ -54,31 +70,37 @@ static CUresult wait_last(CUcontext ctx) {
 
 void context_delete(CUcontext ctx) {
   (void)wait_last(ctx);
+  greens_end(ctx);
   while (ctx->streams != NULL) stream_forget(ctx->streams);
   stream_forget(&ctx->legacy);
   stream_forget(&ctx->per_thread);
+  stream_forget(&ctx->common);
   memory_free_context(ctx);
   handle_delete(ctx);
 }
 
-static CUresult primary_locked(device *dev, CUcontext *ctx) {
+static CUresult take_locked(device *dev, CUcontext *ctx) {
   if (dev->primary == NULL) TRY(context_new(dev, dev->primary_flags, true, &dev->primary));
   dev->primary_references++;
   *ctx = dev->primary;
   return CUDA_SUCCESS;
 }
 
-CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice ordinal) {
-  device *dev;
-  TRY(device_get(ordinal, &dev));
-  REQUIRE_POINTER(ctx);
+CUresult primary_take(device *dev, CUcontext *ctx) {
   pthread_mutex_lock(&state_lock);
-  CUresult status = primary_locked(dev, ctx);
+  CUresult status = take_locked(dev, ctx);
   pthread_mutex_unlock(&state_lock);
   return status;
 }
 
-static CUresult primary_drop(device *dev, bool all) {
+CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice ordinal) {
+  device *dev;
+  TRY(device_get(ordinal, &dev));
+  REQUIRE_POINTER(ctx);
+  return primary_take(dev, ctx);
+}
+
+CUresult primary_drop(device *dev, bool all) {
   CUcontext dead = NULL;
   if (dev->primary != NULL && (all || dev->primary_references == 1)) TRY(wait_last(dev->primary)); /* refused inside a host function */
   pthread_mutex_lock(&state_lock);
@@ -135,7 +157,7 @@ CUresult cuCtxPushCurrent_v2(CUcontext ctx) {
 
 CUresult cuCtxPopCurrent_v2(CUcontext *ctx) {
   TRY(require_init());
-  CUcontext top = peek_context();
+  CUcontext top = peek_home();
   thread_state *here = thread_here();
   REQUIRE(here->depth > 0, CUDA_ERROR_INVALID_CONTEXT, "no context is current in this thread");
   here->depth--;
@@ -156,7 +178,7 @@ CUresult cuCtxSetCurrent(CUcontext ctx) {
 CUresult cuCtxGetCurrent(CUcontext *ctx) {
   TRY(require_init());
   REQUIRE_POINTER(ctx);
-  *ctx = peek_context();
+  *ctx = peek_home();
   return CUDA_SUCCESS;
 }
 
@@ -179,6 +201,7 @@ CUresult cuCtxDestroy_v2(CUcontext ctx) {
   TRY(require_init());
   REQUIRE(handle_is(ctx, HANDLE_CONTEXT), CUDA_ERROR_INVALID_CONTEXT, "%s: not a live context", __func__);
   REQUIRE(!ctx->primary, CUDA_ERROR_INVALID_CONTEXT, "a primary context is released, not destroyed");
+  REQUIRE(ctx->green == NULL, CUDA_ERROR_INVALID_CONTEXT, "a green context is destroyed by cuGreenCtxDestroy");
   TRY(wait_last(ctx)); /* refused inside a host function */
   if (peek_context() == ctx) thread_here()->depth--;
   context_delete(ctx);

@@ -1,20 +1,10 @@
 /* Queries and settings of contexts, and access to peers. */
 #include "driver.h"
 
-/* Most queries take a context; their older form uses the current one. */
-static CUresult context_or_current(CUcontext given, CUcontext *ctx) {
-  if (given == NULL) return current_context(ctx);
-  TRY(require_init());
-  REQUIRE(handle_is(given, HANDLE_CONTEXT), CUDA_ERROR_INVALID_CONTEXT, "not a live context");
-  *ctx = given;
-  return CUDA_SUCCESS;
-}
-
 CUresult cuCtxGetDevice_v2(CUdevice *dev, CUcontext given) {
+  CUcontext ctx;
   REQUIRE_POINTER(dev);
-  TRY(require_init());
-  CUcontext ctx = given != NULL ? given : peek_context(); /* allowed after a kernel failed */
-  REQUIRE(handle_is(ctx, HANDLE_CONTEXT), CUDA_ERROR_INVALID_CONTEXT, "no live context");
+  TRY(context_or_current(given, &ctx)); /* allowed after a kernel failed */
   *dev = ctx->dev->ordinal;
   return CUDA_SUCCESS;
 }

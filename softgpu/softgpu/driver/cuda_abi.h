@@ -1,6 +1,6 @@
 /* The part of CUDA's binary interface that the software driver implements, declared here because users have no toolkit.
  *
- * Names, values and layouts are those of CUDA 13.0 for 64-bit Linux; functions carry their versioned symbol names
+ * Names, values and layouts are those of CUDA 13.1 for 64-bit Linux; functions carry their versioned symbol names
  * (cuMemAlloc_v2), as they appear in libcuda.so.1. A test compares the numbers with cuda.bindings.
  */
 #ifndef SOFTGPU_CUDA_ABI_H
@@ -15,6 +15,7 @@ typedef CUdeviceptr_v2 CUdeviceptr;
 typedef int CUdevice;
 typedef struct CUctx_st *CUcontext;
 typedef struct CUgreenCtx_st *CUgreenCtx;
+typedef struct CUdevResourceDesc_st *CUdevResourceDesc;
 typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
 typedef struct CUlib_st *CUlibrary;
@@ -59,6 +60,7 @@ typedef enum CUresult {
   CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED = 704,
   CUDA_ERROR_PEER_ACCESS_NOT_ENABLED = 705,
   CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE = 708,
+  CUDA_ERROR_CONTEXT_IS_DESTROYED = 709,
   CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712,
   CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED = 713,
   CUDA_ERROR_LAUNCH_FAILED = 719,
@@ -75,6 +77,9 @@ typedef enum CUresult {
   CUDA_ERROR_CAPTURED_EVENT = 907,
   CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD = 908,
   CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE = 910,
+  CUDA_ERROR_INVALID_RESOURCE_TYPE = 914,
+  CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION = 915,
+  CUDA_ERROR_STREAM_DETACHED = 917,
   CUDA_ERROR_UNKNOWN = 999,
 } CUresult;
 
@@ -576,5 +581,43 @@ typedef struct CUctxCreateParams_st {
   int numExecAffinityParams;
   void *cigParams;
 } CUctxCreateParams;
+
+/* Resources of a device, and the flags of their splits and of green contexts. */
+typedef enum CUgreenCtxCreate_flags { CU_GREEN_CTX_NONE = 0, CU_GREEN_CTX_DEFAULT_STREAM = 1 } CUgreenCtxCreate_flags;
+typedef enum CUdevSmResourceGroup_flags { CU_DEV_SM_RESOURCE_GROUP_BACKFILL = 1 } CUdevSmResourceGroup_flags;
+typedef enum CUdevSmResourceSplitByCount_flags {
+  CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING = 1,
+} CUdevSmResourceSplitByCount_flags;
+typedef enum CUdevResourceType {
+  CU_DEV_RESOURCE_TYPE_INVALID = 0,
+  CU_DEV_RESOURCE_TYPE_SM = 1,
+  CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG = 1000,
+  CU_DEV_RESOURCE_TYPE_WORKQUEUE = 10000,
+} CUdevResourceType;
+typedef enum CUdevWorkqueueConfigScope {
+  CU_WORKQUEUE_SCOPE_DEVICE_CTX = 0,
+  CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED = 1,
+} CUdevWorkqueueConfigScope;
+typedef struct CUdevSmResource_st {
+  unsigned smCount, minSmPartitionSize, smCoscheduledAlignment, flags;
+} CUdevSmResource;
+typedef struct CUdevWorkqueueConfigResource_st {
+  CUdevice device;
+  unsigned wqConcurrencyLimit;
+  CUdevWorkqueueConfigScope sharingScope;
+} CUdevWorkqueueConfigResource;
+typedef struct CU_DEV_SM_RESOURCE_GROUP_PARAMS_st {
+  unsigned smCount, coscheduledSmCount, preferredCoscheduledSmCount, flags, reserved[12];
+} CU_DEV_SM_RESOURCE_GROUP_PARAMS;
+typedef struct CUdevResource_st {
+  CUdevResourceType type;
+  unsigned char _internal_padding[92];
+  union {
+    CUdevSmResource sm;
+    CUdevWorkqueueConfigResource wqConfig;
+    unsigned char _oversize[40];
+  };
+  struct CUdevResource_st *nextResource;
+} CUdevResource;
 
 #endif

@@ -63,6 +63,15 @@ int processor_count(void) {
   return processors > 0 ? (int)processors : 1;
 }
 
+uint32_t device_sms(const device *dev) {
+  int processors = processor_count();
+  return dev->sms != 0 ? dev->sms : processors < MAX_SMS ? (uint32_t)processors : MAX_SMS;
+}
+
+uint32_t context_sms(const struct CUctx_st *ctx) {
+  return ctx->sms != NULL ? sms_count(ctx->sms) : device_sms(ctx->dev);
+}
+
 CUresult cuDeviceGetCount(int *count) {
   TRY(require_init());
   REQUIRE_POINTER(count);
@@ -112,7 +121,7 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
           "there is no device attribute %d", (int)attribute);
   *value = attributes[attribute];
   if (attribute == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID) *value = FIRST_PCI_BUS + d->ordinal;
-  if (attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) *value = processor_count();
+  if (attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) *value = (int)device_sms(d);
   return CUDA_SUCCESS;
 }
 

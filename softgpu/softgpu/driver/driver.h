@@ -15,9 +15,10 @@
 #include "abi.h"
 #include "sealed.h"
 #include "cuda_abi.h"
+#include "sms.h"
 
 enum {
-  DRIVER_VERSION = 13000,
+  DRIVER_VERSION = 13010,
   MAX_DEVICES = 16,
   MAX_THREADS = 1024, /* a block */
   MAX_BLOCK_Z = 64,
@@ -63,6 +64,8 @@ enum handle_kind {
   HANDLE_USER_OBJECT,
   HANDLE_PHYSICAL,
   HANDLE_LINK,
+  HANDLE_GREEN,
+  HANDLE_RESOURCES,
   HANDLE_KINDS
 };
 typedef struct handle {
@@ -100,6 +103,7 @@ typedef struct device {
   int ordinal;
   uint64_t memory_bytes;
   uint64_t used_bytes; /* under memory_lock */
+  uint32_t sms;        /* its multiprocessors; 0: as many as the machine has processors */
   CUcontext primary;   /* under state_lock, as the next two */
   unsigned primary_references, primary_flags;
   CUmemoryPool default_pool, pool;
@@ -118,7 +122,9 @@ typedef struct moment {
 
 struct CUstream_st {
   handle head;
-  CUcontext ctx;
+  CUcontext ctx;  /* which has its memory and its errors: of a green context, the primary one */
+  CUcontext home; /* the context in which it was made: ctx, or a green one */
+  bool detached;  /* its green context is destroyed */
   unsigned flags;
   int priority;
   unsigned long long id;
@@ -155,7 +161,26 @@ struct CUctx_st {
   size_t limits[LIMITS];
   struct CUstream_st *streams; /* under state_lock */
   struct CUstream_st legacy, per_thread;
+  struct CUstream_st common; /* the driver's own: it waits for all streams, or they for it (context_events.c) */
   moment all, blocking; /* under work_lock: of the latest work of all its streams, and of its blocking streams */
+  CUcontext base;      /* the context that has its memory and its errors: itself, or of a green one the primary one */
+  CUgreenCtx green;    /* of which it is the context; NULL: it is no green one */
+  const sm_set *sms;   /* on which its kernels run, for ever at this address; NULL: on all */
+  CUgreenCtx greens;   /* under state_lock: those of which it is the base */
+};
+
+struct CUdevResourceDesc_st { /* never freed */
+  handle head;
+  device *dev;
+  sm_set sms; /* none: the green context has all of the device's */
+  CUdevWorkqueueConfigResource queue;
+};
+
+struct CUgreenCtx_st {
+  handle head;
+  CUcontext ctx; /* NULL: its primary context was reset */
+  CUdevResourceDesc desc;
+  CUgreenCtx next; /* of the same base */
 };
 
 extern device devices[MAX_DEVICES];
@@ -169,13 +194,26 @@ extern pthread_mutex_t state_lock;
 
 CUresult require_init(void);
 CUresult device_get(CUdevice ordinal, device **dev);
-int processor_count(void);                /* of the machine; also the number of a device's multiprocessors */
-CUresult current_context(CUcontext *ctx); /* initialised, current and without a sticky error */
-CUcontext peek_context(void);             /* NULL if none is current */
+int processor_count(void);                /* of the machine */
+uint32_t device_sms(const device *dev);   /* the number of its multiprocessors */
+uint32_t context_sms(const struct CUctx_st *ctx); /* of those on which its kernels run */
+/* The base of the current context: initialised, current and without a sticky error. */
+CUresult current_context(CUcontext *ctx);
+CUcontext peek_context(void); /* likewise, also with an error; NULL if none is current */
+CUcontext peek_home(void);    /* the current context itself, which may be a green one */
+CUresult context_or_current(CUcontext given, CUcontext *ctx); /* NULL: the current one; both may be green ones */
 CUresult context_status(CUcontext ctx);   /* the error that sticks to it */
 CUresult context_fail(CUcontext ctx, CUresult status); /* sticks to it, with this thread's latest explanation */
 CUresult context_new(device *dev, unsigned flags, bool primary, CUcontext *ctx);
 void context_delete(CUcontext ctx);
+CUresult primary_take(device *dev, CUcontext *ctx); /* a reference to it */
+CUresult primary_drop(device *dev, bool all);
+CUresult green_get(CUgreenCtx green); /* an error if it is not live */
+void greens_end(CUcontext base);      /* before it goes */
+/* True if a stream belongs to a context, or to a green context of it. */
+static inline bool stream_within(const struct CUstream_st *s, const struct CUctx_st *ctx) {
+  return s->ctx == ctx || s->home == ctx;
+}
 
 /* --- memory (memory.c, pool.c) */
 
@@ -297,6 +335,9 @@ void window_leave(const sg_window *window);
 typedef struct kernel_call {
   sg_launch launch; /* fn is NULL until kernel_compile */
   kernel *kern;
+  CUcontext ctx; /* as for a stream's home; it may be gone, and with the next, is certainly this one if it has this id */
+  unsigned long long ctx_id;
+  const sm_set *sms; /* on which it runs; NULL: on all */
 } kernel_call;
 
 typedef struct kernel_args {
@@ -305,6 +346,7 @@ typedef struct kernel_args {
 
 CUresult kernel_get(const void *function, kernel **kern);
 size_t param_storage_bytes(const kernel *kern); /* of the parameter buffer, at least 16 */
+/* ctx: may be a green one. */
 CUresult kernel_prepare(kernel *kern, CUcontext ctx, const uint32_t grid[3], const uint32_t block[3], uint32_t shared,
                         kernel_call *call); /* checks; the parameters are left to kernel_pack */
 CUresult kernel_announce(const kernel_call *call); /* its code will be wanted: the compiler may begin */
@@ -452,6 +494,8 @@ void event_record_now(CUevent e);
 void event_wait_now(CUevent e);
 void event_expect_locked(CUevent e, fence *launch);
 void event_forget(CUevent e);
+void event_leave_capture(CUevent e); /* before a record outside of captures */
+void common_follow(CUstream s); /* a new stream waits for that for which all others of its context wait */
 CUresult exec_wait(CUgraphExec exec);
 
 /* --- streams, events and capture (stream.c, event.c, capture.c) */
@@ -478,7 +522,8 @@ typedef struct capture {
 
 extern pthread_mutex_t capture_lock;
 CUresult stream_get(CUstream handle, CUstream *s); /* maps the default streams to the current context's */
-void stream_init(CUstream s, CUcontext ctx, unsigned flags, int priority);
+CUresult stream_new(CUcontext home, unsigned flags, int priority, CUstream *stream);
+void stream_init(CUstream s, CUcontext home, unsigned flags, int priority);
 void stream_forget(CUstream s);
 CUresult capture_op(CUstream s, const op *o); /* adds o to the stream's capture */
 CUresult capture_alloc(CUstream s, CUmemoryPool pool, size_t bytes, CUdeviceptr *address); /* nodes of a graph */
@@ -486,6 +531,8 @@ CUresult capture_free(CUstream s, CUdeviceptr address);
 CUresult capture_gate(void);          /* refuses a call that is forbidden while this thread or process captures */
 CUresult capture_forbids(CUstream s); /* refuses a call on a capturing stream */
 CUresult capture_legacy_gate(CUstream s);
+CUresult capture_forbids_in(CUcontext ctx, CUevent e); /* if a stream of it captures, or e was recorded in a capture */
+void capture_spoil(CUstream s);
 CUresult capture_begin(CUstream stream, CUgraph graph, bool owned, const CUgraphNode *needs, size_t count,
                        CUstreamCaptureMode mode);
 CUresult capture_end(CUstream s, CUgraph *graph);
@@ -612,6 +659,7 @@ CUresult set_any(op *o, void **storage, const CUgraphNodeParams *p); /* all of t
 CUresult exec_new(CUgraph graph, unsigned long long flags, CUgraphExec *exec);
 void exec_delete(CUgraphExec exec); /* drops a reference */
 CUresult exec_get(CUgraphExec exec); /* an error if it is not live */
+CUresult exec_check_contexts(const struct CUgraphExec_st *exec); /* an error if a kernel's green context is gone */
 void exec_launched_locked(CUgraphExec exec, fence *launch);
 void exec_follow_locked(CUgraphExec exec, moment *order); /* joins the events for which it waits */
 CUresult exec_run(CUgraphExec exec, CUcontext ctx);

@@ -69,6 +69,9 @@ static const struct {
      "the graph update was not performed because it included changes which violated constraints specific to "
      "instantiated graph update"},
     {912, "CUDA_ERROR_INVALID_CLUSTER_SIZE", "cluster dimensions are invalid"},
+    {914, "CUDA_ERROR_INVALID_RESOURCE_TYPE", "resource type is invalid for the operation"},
+    {915, "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION", "resources are insufficient or not applicable"},
+    {917, "CUDA_ERROR_STREAM_DETACHED", "the green context of the stream is destroyed"},
     {999, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
 

@@ -96,6 +96,13 @@ void event_forget(CUevent e) {
   pthread_mutex_unlock(&work_lock);
 }
 
+void event_leave_capture(CUevent e) {
+  pthread_mutex_lock(&capture_lock);
+  e->capture_id = 0;
+  nodes_clear(&e->nodes);
+  pthread_mutex_unlock(&capture_lock);
+}
+
 /* --- calls */
 
 CUresult cuEventCreate(CUevent *event, unsigned flags) {
@@ -135,10 +142,7 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned flags) 
   if (capturing && !(flags & CU_EVENT_RECORD_EXTERNAL)) return capture_record(event, s);
   if (capturing) return submit(s, &(op){.kind = OP_RECORD, .event = event}, false);
   TRY(capture_legacy_gate(s));
-  pthread_mutex_lock(&capture_lock);
-  event->capture_id = 0;
-  nodes_clear(&event->nodes);
-  pthread_mutex_unlock(&capture_lock);
+  event_leave_capture(event);
   return event_record(event, s);
 }
 

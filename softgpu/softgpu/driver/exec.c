@@ -74,6 +74,7 @@ static CUresult make(CUgraph graph, unsigned long long flags, const struct CUgra
   CUgraphNode *order = malloc((graph->live + 1) * sizeof *order);
   if (order == NULL) status = fail(CUDA_ERROR_OUT_OF_MEMORY, "no host memory");
   if (status == CUDA_SUCCESS) status = fill_exec(made, graph, order);
+  if (status == CUDA_SUCCESS) status = exec_check_contexts(made);
   free(order);
   if (status != CUDA_SUCCESS) {
     exec_delete(made);
@@ -106,6 +107,21 @@ void exec_delete(CUgraphExec exec) {
   objects_release(&exec->objects);
   handle_kill(exec);
   handle_bury(exec, HANDLE_EXEC);
+}
+
+static CUresult check_step(const op *o) {
+  if (o->kind == OP_EXEC) return exec_check_contexts(o->exec);
+  for (unsigned i = 0; o->kind == OP_BRANCH && i < o->branch->size; i++) TRY(exec_check_contexts(o->branch->execs[i]));
+  if (o->kind != OP_KERNEL || o->kernel.sms == NULL) return CUDA_SUCCESS;
+  CUcontext ctx = o->kernel.ctx;
+  REQUIRE(handle_is(ctx, HANDLE_CONTEXT) && ctx->id == o->kernel.ctx_id, CUDA_ERROR_INVALID_CONTEXT,
+          "kernel %s: the green context of its node is destroyed", o->kernel.kern->info->name);
+  return CUDA_SUCCESS;
+}
+
+CUresult exec_check_contexts(const struct CUgraphExec_st *exec) {
+  for (size_t i = 0; i < exec->step_count; i++) TRY(check_step(&exec->steps[i].op));
+  return CUDA_SUCCESS;
 }
 
 /* --- calls */
@@ -168,6 +184,7 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
   TRY(stream_get(stream, &s));
   TRY(exec_get(exec));
   TRY(capture_forbids(s));
+  TRY(exec_check_contexts(exec));
   TRY(graph_memory_launch(exec));
   return submit(s, &(op){.kind = OP_EXEC, .exec = exec}, false);
 }

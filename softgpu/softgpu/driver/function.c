@@ -168,12 +168,13 @@ CUresult kernel_check_resident(const kernel_call *call) {
   const sg_launch *l = &call->launch;
   const device *dev = &devices[l->device];
   uint64_t blocks = (uint64_t)l->grid[0] * l->grid[1] * l->grid[2], processors = (uint64_t)processor_count();
+  uint32_t sms = call->sms != NULL ? sms_count(call->sms) : device_sms(dev);
   int threads = (int)(l->block[0] * l->block[1] * l->block[2]);
   if (l->cooperative) {
     int each = blocks_per_sm(call->kern, threads, l->dynamic_shared_bytes, dev);
-    REQUIRE(blocks <= (uint64_t)each * processors, CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
+    REQUIRE(blocks <= (uint64_t)each * sms, CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
             "kernel %s: a cooperative launch of %llu blocks; %d multiprocessors have room for %d each at once",
-            call->kern->info->name, (unsigned long long)blocks, (int)processors, each);
+            call->kern->info->name, (unsigned long long)blocks, (int)sms, each);
   } else if (blocks > processors) blocks = processors;
   uint64_t local = blocks * l->local_bytes * (uint64_t)((threads + SG_WARP - 1) / SG_WARP * SG_WARP);
   REQUIRE(local <= dev->memory_bytes, CUDA_ERROR_OUT_OF_MEMORY,
@@ -210,7 +211,6 @@ CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid_size, int *block_si
   REQUIRE_POINTER(block_size);
   TRY(kernel_get(function, &kern));
   REQUIRE(limit >= 0 && flags <= 1, CUDA_ERROR_INVALID_VALUE, "%s: limit %d, flags %u", __func__, limit, flags);
-  int processors = processor_count();
   int most = (int)kern->info->max_threads, best_threads = 0;
   if (limit > 0 && limit < most) most = limit;
   for (int size = most / SG_WARP * SG_WARP; size > 0; size -= SG_WARP) { /* of equals, the largest block */
@@ -218,7 +218,7 @@ CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid_size, int *block_si
     if (blocks * size <= best_threads) continue;
     best_threads = blocks * size;
     *block_size = size;
-    *grid_size = blocks * processors;
+    *grid_size = blocks * (int)context_sms(peek_home());
   }
   REQUIRE(best_threads > 0, CUDA_ERROR_INVALID_VALUE, "kernel %s: no block size fits", kern->info->name);
   return CUDA_SUCCESS;

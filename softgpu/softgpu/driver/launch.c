@@ -50,6 +50,9 @@ CUresult kernel_prepare(kernel *kern, CUcontext ctx, const uint32_t grid[3], con
           "kernel %s: %u bytes of dynamic shared memory and %u static; %d are allowed in all", info->name,
           shared, info->shared_bytes, most + (int)info->shared_bytes);
   *call = (kernel_call){.kern = kern,
+                        .ctx = ctx,
+                        .ctx_id = ctx->id,
+                        .sms = ctx->sms,
                         .launch = {.static_shared_bytes = info->shared_bytes,
                                    .dynamic_shared_bytes = shared,
                                    .local_bytes = info->local_bytes,
@@ -156,7 +159,7 @@ static CUresult launch(CUfunction function, const uint32_t grid[3], const uint32
   TRY(kernel_get(function, &kern));
   REQUIRE(s->ctx == ctx, CUDA_ERROR_INVALID_HANDLE,
           "kernel %s: the stream belongs to another context than the current one", kern->info->name);
-  TRY(kernel_prepare(kern, ctx, grid, block, shared, &o.kernel));
+  TRY(kernel_prepare(kern, s->home, grid, block, shared, &o.kernel));
   o.kernel.launch.cooperative = cooperative;
   TRY(kernel_compile(&o.kernel));
   uint8_t raw[param_storage_bytes(kern) + PARAM_ALIGNMENT];

@@ -3,8 +3,10 @@
  * Work runs for real, and then waits for the rest of its modelled time without using a core. Each stream has a clock,
  * the modelled end of its latest work; the next work begins then, or at its submission if that is later. So a thread
  * that wakes late delays only itself, and events have modelled times. Each device has one engine for copies in and one
- * for copies out; named kernels hold a share of the device, and queue if the shares would exceed 1. Work that is
- * late in real time still gets modelled time that is free.
+ * for copies out; named kernels hold a share of the device, and queue if the shares would exceed 1. If the model has
+ * multiprocessors (SMs), kernels hold some of those on which they may run, and queue for them. Kernels also share the
+ * bandwidth of memory: each gets at most what those booked before it leave. Work that is late in real time still gets
+ * modelled time that is free.
  */
 #include "driver.h"
 
@@ -14,11 +16,12 @@
 enum { MOST_BOOKINGS = 256 };
 static const int64_t REMEMBERED_NS = 100000000; /* longer than a thread that can run waits for a core */
 
-/* The bookings of a resource of size 1: an engine, which a copy takes whole, or the device. */
+/* The bookings of a resource of size 1: an engine, which a copy takes whole, the device, or its bandwidth. */
 struct diary {
   struct booking {
     int64_t from, to;
     double share;
+    sm_set on; /* of a device with SMs */
   } bookings[MOST_BOOKINGS];
   size_t booked;
 };
@@ -29,18 +32,37 @@ struct model {
   uint32_t count;
   struct named {
     char *name;
-    int64_t takes_ns;
-    double share;
+    double takes_ns; /* on the whole device */
+    double share;     /* 0: as much as its blocks fill */
+    double bandwidth; /* the part that it uses meanwhile */
   } *kernels;
+  uint32_t sms, blocks_per_sm; /* 0: kernels hold shares of the device */
   pthread_mutex_t lock;    /* guards the bookings */
   struct diary engines[2]; /* for copies in, and out */
-  struct diary shares;
+  struct diary device, bandwidth;
 };
+
+/* What a piece of work needs. */
+typedef struct demand {
+  double takes_ns, share, bandwidth;
+  uint32_t sms;    /* so many of the next; 0: a share of the whole */
+  sm_set allowed;
+} demand;
 
 static _Thread_local int64_t clock_ns INITIAL_EXEC; /* of the work that this thread runs */
 
 int64_t model_clock(void) { return clock_ns; }
 void model_set_clock(int64_t time_ns) { clock_ns = time_ns; }
+
+static bool covers(const struct booking *b, int64_t at) { return b->from <= at && at < b->to; }
+
+/* The sum of shares at a time. */
+static double used(const struct diary *d, int64_t at) {
+  double sum = 0;
+  for (size_t i = 0; i < d->booked; i++)
+    if (covers(&d->bookings[i], at)) sum += d->bookings[i].share;
+  return sum;
+}
 
 /* The largest sum of shares at any time in [from, to). */
 static double peak(const struct diary *d, int64_t from, int64_t to) {
@@ -48,12 +70,22 @@ static double peak(const struct diary *d, int64_t from, int64_t to) {
   for (size_t i = 0; i <= d->booked; i++) { /* the peak is at `from`, or where a booking begins */
     int64_t at = i == d->booked ? from : d->bookings[i].from;
     if (at < from || at >= to) continue;
-    double sum = 0;
-    for (size_t j = 0; j < d->booked; j++)
-      if (d->bookings[j].from <= at && at < d->bookings[j].to) sum += d->bookings[j].share;
+    double sum = used(d, at);
     if (sum > most) most = sum;
   }
   return most;
+}
+
+/* Whether there is room for work in [from, to); *on: the SMs for it. */
+static bool room(const struct diary *d, int64_t from, int64_t to, const demand *needs, sm_set *on) {
+  const double slack = 1e-9; /* of sums of fractions */
+  *on = (sm_set){0};
+  if (needs->sms == 0) return d->booked == 0 || peak(d, from, to) + needs->share <= 1 + slack;
+  sm_set free = needs->allowed;
+  for (size_t i = 0; i < d->booked; i++)
+    if (d->bookings[i].from < to && d->bookings[i].to > from) sms_take(&free, &d->bookings[i].on);
+  *on = sms_first(&free, needs->sms);
+  return sms_count(on) == needs->sms;
 }
 
 static int64_t next_end(const struct diary *d, int64_t after) {
@@ -64,8 +96,8 @@ static int64_t next_end(const struct diary *d, int64_t after) {
 }
 
 /* Removes bookings that ended before any later work can begin, or, without room, the booking that ended first. */
-static void forget_past(struct diary *d, int64_t ready) {
-  int64_t now = now_ns(), past = (ready < now ? ready : now) - REMEMBERED_NS;
+static void forget_past(struct diary *d) {
+  int64_t now = now_ns(), past = (clock_ns < now ? clock_ns : now) - REMEMBERED_NS;
   size_t kept = 0, first = 0;
   for (size_t i = 0; i < d->booked; i++)
     if (d->bookings[i].to > past) d->bookings[kept++] = d->bookings[i];
@@ -76,33 +108,94 @@ static void forget_past(struct diary *d, int64_t ready) {
   d->bookings[first] = d->bookings[--d->booked];
 }
 
-static void note(struct diary *d, int64_t from, int64_t to, double share) {
-  for (size_t i = 0; i < d->booked; i++)
-    if (d->bookings[i].to == from && d->bookings[i].share == share) { /* adjacent bookings are joined */
-      d->bookings[i].to = to;
+static void note(struct diary *d, int64_t from, int64_t to, double share, const sm_set *on) {
+  forget_past(d);
+  for (size_t i = 0; i < d->booked; i++) {
+    struct booking *b = &d->bookings[i];
+    if (b->to == from && b->share == share && memcmp(&b->on, on, sizeof *on) == 0) { /* adjacent ones are joined */
+      b->to = to;
       return;
     }
-  d->bookings[d->booked++] = (struct booking){from, to, share};
+  }
+  d->bookings[d->booked++] = (struct booking){from, to, share, *on};
 }
 
-/* Books this time at the first place with room, and moves this thread's clock to its end. */
-static void reserve(struct model *m, struct diary *d, int64_t takes_ns, double share) {
-  const double slack = 1e-9; /* of sums of fractions */
+static int64_t next_change(const struct diary *d, int64_t after) {
+  int64_t next = next_end(d, after);
+  for (size_t i = 0; i < d->booked; i++)
+    if (d->bookings[i].from > after && d->bookings[i].from < next) next = d->bookings[i].from;
+  return next;
+}
+
+/* The end of work that begins at `at`: it slows down while others leave it less bandwidth than it uses. */
+static int64_t end_of(struct model *m, int64_t at, const demand *needs, bool booked) {
+  struct diary *d = &m->bandwidth;
+  double left_ns = needs->takes_ns; /* at full speed */
+  if (needs->bandwidth <= 0) return at + (int64_t)left_ns;
+  for (;;) {
+    double rest = 1 - used(d, at), speed = rest < needs->bandwidth ? rest / needs->bandwidth : 1;
+    if (speed < 1e-6) speed = 0;
+    int64_t until = next_change(d, at);
+    bool last = speed > 0 && (until == INT64_MAX || left_ns / speed <= (double)(until - at));
+    if (last) until = at + (int64_t)(left_ns / speed);
+    if (booked && speed > 0) note(d, at, until, needs->bandwidth * speed, &(sm_set){0});
+    if (last) return until;
+    left_ns -= (double)(until - at) * speed;
+    at = until;
+  }
+}
+
+/* Books work at the first place with room, and moves this thread's clock to its end. */
+static void reserve(struct model *m, struct diary *d, const demand *needs) {
   pthread_mutex_lock(&m->lock);
   int64_t from = clock_ns;
-  forget_past(d, from);
-  while (d->booked > 0 && peak(d, from, from + takes_ns) + share > 1 + slack) {
+  sm_set on;
+  forget_past(d);
+  while (!room(d, from, end_of(m, from, needs, false), needs, &on)) {
     int64_t next = next_end(d, from);
     if (next == INT64_MAX) break;
     from = next;
   }
-  clock_ns = from + takes_ns;
-  note(d, from, clock_ns, share);
+  clock_ns = end_of(m, from, needs, true);
+  note(d, from, clock_ns, needs->share, &on);
   pthread_mutex_unlock(&m->lock);
 }
 
-static int64_t copy_ns(const struct model *m, const copy *c) {
-  return m->copy_latency_ns + (int64_t)((double)(c->width * c->height * c->depth) * m->copy_ns_per_byte);
+static demand of_copy(const struct model *m, const copy *c) {
+  double bytes = (double)(c->width * c->height * c->depth);
+  return (demand){.takes_ns = (double)m->copy_latency_ns + bytes * m->copy_ns_per_byte, .share = 1};
+}
+
+static uint64_t waves(uint64_t blocks, uint64_t at_once) { return (blocks + at_once - 1) / at_once; }
+
+/* A kernel on a device with SMs: it holds those that its blocks fill, or its share, of those on which it may run. */
+static demand on_sms(const struct model *m, const struct named *k, const kernel_call *call) {
+  const sg_launch *l = &call->launch;
+  uint64_t blocks = (uint64_t)l->grid[0] * l->grid[1] * l->grid[2], each = m->blocks_per_sm;
+  demand needs = {.allowed = call->sms != NULL ? *call->sms : sms_all(m->sms)};
+  uint32_t own = sms_count(&needs.allowed);
+  double longer;
+  if (k->share > 0) {
+    uint32_t wanted = (uint32_t)(k->share * m->sms + 0.5);
+    if (wanted == 0) wanted = 1;
+    needs.sms = wanted < own ? wanted : own;
+    longer = (double)wanted / needs.sms;
+  } else {
+    uint64_t filled = waves(blocks, each);
+    needs.sms = filled < own ? (uint32_t)filled : own;
+    longer = (double)waves(blocks, own * each) / (double)waves(blocks, m->sms * each);
+  }
+  needs.takes_ns = k->takes_ns * longer;
+  needs.bandwidth = k->bandwidth / longer;
+  return needs;
+}
+
+/* Without SMs in the model: a part of the device bounds the shares of its kernels. */
+static demand on_share(const struct named *k, const kernel_call *call) {
+  double part = 1, share = k->share > 0 ? k->share : 1;
+  if (call->sms != NULL) part = (double)sms_count(call->sms) / device_sms(&devices[call->launch.device]);
+  double longer = share > part ? share / part : 1;
+  return (demand){.takes_ns = k->takes_ns * longer, .share = share / longer, .bandwidth = k->bandwidth / longer};
 }
 
 static const struct named *find(const struct model *m, const char *name) {
@@ -131,9 +224,14 @@ void model_account(struct model *m, const op *o, int64_t began_ns) {
     clock_ns += m->launch_latency_ns;
     k = find(m, o->kernel.kern->info->name);
   }
-  if (engine >= 0) reserve(m, &m->engines[engine], copy_ns(m, &o->copy), 1);
-  else if (k != NULL) reserve(m, &m->shares, k->takes_ns, k->share);
-  else if (o->kind == OP_HOST) clock_ns = now;
+  demand needs;
+  if (engine >= 0) {
+    needs = of_copy(m, &o->copy);
+    reserve(m, &m->engines[engine], &needs);
+  } else if (k != NULL) {
+    needs = m->sms > 0 ? on_sms(m, k, &o->kernel) : on_share(k, &o->kernel);
+    reserve(m, &m->device, &needs);
+  } else if (o->kind == OP_HOST) clock_ns = now;
   else clock_ns += now - began_ns;
 }
 
@@ -143,26 +241,44 @@ static void model_free(struct model *m) {
   free(m);
 }
 
-int softgpu_model(uint32_t ordinal, double copy_bytes_per_s, double copy_latency_s, double launch_latency_s,
-                       uint32_t count, const char *const *names, const double *seconds, const double *shares) {
+/* A program may know the number of SMs from its green contexts: it changes only where there are none. */
+static CUresult set_sms(device *dev, uint32_t sms) {
+  pthread_mutex_lock(&state_lock);
+  bool fixed = dev->sms != sms && dev->primary != NULL && dev->primary->greens != NULL;
+  if (!fixed) dev->sms = sms;
+  pthread_mutex_unlock(&state_lock);
+  REQUIRE(!fixed, CUDA_ERROR_INVALID_VALUE, "device %d has green contexts: the number of its SMs stays", dev->ordinal);
+  return CUDA_SUCCESS;
+}
+
+int softgpu_model(uint32_t ordinal, const sg_model *with) {
   REQUIRE(ordinal < (uint32_t)device_count, CUDA_ERROR_INVALID_DEVICE, "there is no device %u", ordinal);
+  REQUIRE(with->sms <= MAX_SMS && (with->sms == 0 || with->blocks_per_sm > 0), CUDA_ERROR_INVALID_VALUE,
+          "a device has at most %d SMs, with room for a block each", MAX_SMS);
   struct model *m = calloc(1, sizeof *m);
   REQUIRE(m != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a model");
-  *m = (struct model){.copy_ns_per_byte = copy_bytes_per_s > 0 ? 1e9 / copy_bytes_per_s : 0,
-                      .copy_latency_ns = (int64_t)(copy_latency_s * 1e9),
-                      .launch_latency_ns = (int64_t)(launch_latency_s * 1e9),
-                      .count = count,
-                      .kernels = calloc(count + 1, sizeof *m->kernels)};
+  *m = (struct model){.copy_ns_per_byte = with->copy_bytes_per_s > 0 ? 1e9 / with->copy_bytes_per_s : 0,
+                      .copy_latency_ns = (int64_t)(with->copy_latency_s * 1e9),
+                      .launch_latency_ns = (int64_t)(with->launch_latency_s * 1e9),
+                      .sms = with->sms,
+                      .blocks_per_sm = with->blocks_per_sm,
+                      .count = with->count,
+                      .kernels = calloc(with->count + 1, sizeof *m->kernels)};
   pthread_mutex_init(&m->lock, NULL);
   bool whole = m->kernels != NULL;
-  for (uint32_t i = 0; whole && i < count; i++) {
-    m->kernels[i] = (struct named){strdup(names[i]), (int64_t)(seconds[i] * 1e9), shares[i]};
+  for (uint32_t i = 0; whole && i < with->count; i++) {
+    const sg_takes *k = &with->kernels[i];
+    m->kernels[i] = (struct named){strdup(k->name), k->seconds * 1e9, k->share, k->bandwidth};
     whole = m->kernels[i].name != NULL;
   }
-  if (!whole) {
+  CUresult status = whole ? set_sms(&devices[ordinal], with->sms)
+                          : fail(CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a model");
+  if (status != CUDA_SUCCESS) {
     model_free(m);
-    return fail(CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a model");
+    return status;
   }
-  devices[ordinal].model = m; /* an older model may be in use, and is small: it is not freed */
+  bool timed = with->copy_bytes_per_s > 0 || with->launch_latency_s > 0 || with->count > 0;
+  devices[ordinal].model = timed ? m : NULL; /* an older one may be in use, and is small: it is not freed */
+  if (!timed) model_free(m);
   return CUDA_SUCCESS;
 }

@@ -155,7 +155,8 @@ CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS
   TRY(node_get(node, OP_KERNEL));
   const kernel_call *call = &node->op.kernel;
   const sg_launch *l = &call->launch;
-  *p = (CUDA_KERNEL_NODE_PARAMS){.func = (CUfunction)call->kern,
+  *p = (CUDA_KERNEL_NODE_PARAMS){.kern = (CUkernel)call->kern,
+                                 .ctx = call->ctx,
                                  .gridDimX = l->grid[0],
                                  .gridDimY = l->grid[1],
                                  .gridDimZ = l->grid[2],

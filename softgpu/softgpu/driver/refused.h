@@ -78,14 +78,6 @@
   X(cuMulticastAddDevice, 12010, why) X(cuMulticastBindAddr, 12010, why) X(cuMulticastBindMem, 12010, why) \
   X(cuMulticastCreate, 12010, why) X(cuMulticastGetGranularity, 12010, why) X(cuMulticastUnbind, 12010, why)
 
-#define REFUSED_GREEN(X, why) \
-  X(cuCtxFromGreenCtx, 12040, why) X(cuCtxGetDevResource, 12040, why) X(cuCtxGetExecAffinity, 11040, why) \
-  X(cuCtxRecordEvent, 12050, why) X(cuCtxWaitEvent, 12050, why) X(cuDevResourceGenerateDesc, 12040, why) \
-  X(cuDevSmResourceSplitByCount, 12040, why) X(cuDeviceGetDevResource, 12040, why) X(cuGreenCtxCreate, 12040, why) \
-  X(cuGreenCtxDestroy, 12040, why) X(cuGreenCtxGetDevResource, 12040, why) X(cuGreenCtxGetId, 12090, why) \
-  X(cuGreenCtxRecordEvent, 12040, why) X(cuGreenCtxStreamCreate, 12050, why) X(cuGreenCtxWaitEvent, 12040, why) \
-  X(cuStreamGetGreenCtx, 12040, why)
-
 #define REFUSED_CLUSTERS(X, why) \
   X(cuLaunchCooperativeKernelMultiDevice, 9000, why) X(cuOccupancyMaxActiveClusters, 11070, why) \
   X(cuOccupancyMaxPotentialClusterSize, 11070, why)
@@ -110,12 +102,15 @@
   X(cuGetExportTable, 3000, why)
 
 #define REFUSED_OTHER(X, why) \
+  X(cuCtxGetExecAffinity, 11040, why) \
   X(cuCtxGetSharedMemConfig, 4020, why) X(cuCtxResetPersistingL2Cache, 11000, why) \
   X(cuCtxSetSharedMemConfig, 4020, why) X(cuDeviceGetHostAtomicCapabilities, 13000, why) \
   X(cuDeviceGetLuid, 10000, why) X(cuDeviceGetP2PAtomicCapabilities, 13000, why) \
   X(cuFlushGPUDirectRDMAWrites, 11030, why) X(cuFuncSetSharedMemConfig, 4020, why) \
   X(cuGraphAddBatchMemOpNode, 11070, why) X(cuGraphBatchMemOpNodeGetParams, 11070, why) \
   X(cuGraphBatchMemOpNodeSetParams, 11070, why) X(cuGraphExecBatchMemOpNodeSetParams, 11070, why) \
+  X(cuGraphExecGetId, 13010, why) X(cuGraphGetId, 13010, why) X(cuGraphNodeGetContainingGraph, 13010, why) \
+  X(cuGraphNodeGetLocalId, 13010, why) X(cuGraphNodeGetToolsId, 13010, why) \
   X(cuLibraryGetUnifiedFunction, 12000, why) X(cuMemSetMemPool, 13000, why) \
   X(cuMemcpy3DBatchAsync, 12080, why) X(cuProfilerInitialize, 4000, why)
 
@@ -126,7 +121,6 @@
   REFUSED_EXTERNAL(X, "memory and semaphores of other interfaces") \
   REFUSED_SHARED(X, "CUDA IPC, and pools shared between processes") \
   REFUSED_MULTICAST(X, "memory of several devices at one address") \
-  REFUSED_GREEN(X, "green contexts") \
   REFUSED_CLUSTERS(X, "clusters, and cooperative launches of several devices") \
   REFUSED_LOGS(X, "checkpoints, core dumps and logs of the driver") \
   REFUSED_OLD(X, "the first CUDA's launches: use cuLaunchKernel") \

@@ -3,21 +3,14 @@
 
 #include <stdlib.h>
 
-static CUresult context_of(CUcontext given, CUcontext *ctx) {
-  if (given == NULL) return current_context(ctx);
-  TRY(require_init());
-  REQUIRE(handle_is(given, HANDLE_CONTEXT), CUDA_ERROR_INVALID_CONTEXT, "not a live context");
-  *ctx = given;
-  return CUDA_SUCCESS;
-}
-
 /* A change of only the parameters of a kernel is frequent, and allocates nothing. */
 CUresult set_kernel(op *o, void **storage, const CUDA_KERNEL_NODE_PARAMS *p) {
   kernel *kern;
   CUcontext ctx;
   kernel_call call;
   void *fresh = NULL;
-  TRY(context_of(p->ctx, &ctx));
+  TRY(context_or_current(p->func == NULL ? p->ctx : NULL, &ctx)); /* with a CUfunction, CUDA ignores it */
+  TRY(context_status(ctx));
   TRY(kernel_get(p->func != NULL ? (const void *)p->func : (const void *)p->kern, &kern));
   const uint32_t grid[3] = {p->gridDimX, p->gridDimY, p->gridDimZ},
                  block[3] = {p->blockDimX, p->blockDimY, p->blockDimZ};

@@ -3,21 +3,23 @@
 
 #include <stdlib.h>
 
-void stream_init(CUstream s, CUcontext ctx, unsigned flags, int priority) {
-  s->ctx = ctx;
+void stream_init(CUstream s, CUcontext home, unsigned flags, int priority) {
+  s->ctx = home->base;
+  s->home = home;
   s->flags = flags;
   s->priority = priority;
   s->id = unique_id();
   track_take(s);
 }
 
-static CUresult stream_new(CUcontext ctx, unsigned flags, int priority, CUstream *stream) {
+CUresult stream_new(CUcontext home, unsigned flags, int priority, CUstream *stream) {
   CUstream s = handle_new(HANDLE_STREAM, sizeof *s);
   REQUIRE(s != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a stream");
-  stream_init(s, ctx, flags, priority);
+  stream_init(s, home, flags, priority > 0 ? 0 : priority < -5 ? -5 : priority);
   pthread_mutex_lock(&state_lock);
-  s->next = ctx->streams;
-  ctx->streams = s;
+  s->next = home->streams;
+  home->streams = s;
+  common_follow(s);
   pthread_mutex_unlock(&state_lock);
   *stream = s;
   return CUDA_SUCCESS;
@@ -26,7 +28,7 @@ static CUresult stream_new(CUcontext ctx, unsigned flags, int priority, CUstream
 void stream_forget(CUstream s) {
   capture_drop_stream(s);
   pthread_mutex_lock(&state_lock);
-  for (CUstream *at = &s->ctx->streams; *at != NULL; at = &(*at)->next)
+  for (CUstream *at = &s->home->streams; *at != NULL; at = &(*at)->next)
     if (*at == s) {
       *at = s->next;
       break;
@@ -34,19 +36,22 @@ void stream_forget(CUstream s) {
   pthread_mutex_unlock(&state_lock);
   nodes_clear(&s->tail);
   track_give_back(s);
-  if (s != &s->ctx->legacy && s != &s->ctx->per_thread) stream_let_go(s);
+  if (handle_is(s, HANDLE_STREAM)) stream_let_go(s); /* else it is a part of its context */
 }
 
 /* The same as stream_get, but without the sticky error of a kernel. */
 static CUresult stream_find(CUstream given, CUstream *s) {
   TRY(require_init());
-  CUcontext ctx = peek_context();
+  CUcontext ctx = peek_home();
   if (given == NULL || given == CU_STREAM_LEGACY || given == CU_STREAM_PER_THREAD) {
     REQUIRE(ctx != NULL, CUDA_ERROR_INVALID_CONTEXT, "no context is current in this thread");
+    REQUIRE(given != CU_STREAM_PER_THREAD || ctx->green == NULL, CUDA_ERROR_INVALID_HANDLE,
+            "a green context has no stream for each thread");
     *s = given == CU_STREAM_PER_THREAD ? &ctx->per_thread : &ctx->legacy;
     return CUDA_SUCCESS;
   }
   REQUIRE(handle_is(given, HANDLE_STREAM), CUDA_ERROR_INVALID_HANDLE, "%p is not a live stream", (void *)given);
+  REQUIRE(!given->detached, CUDA_ERROR_STREAM_DETACHED, "the stream's green context is destroyed");
   *s = given;
   return CUDA_SUCCESS;
 }
@@ -61,8 +66,7 @@ CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priori
   TRY(current_context(&ctx));
   REQUIRE_POINTER(stream);
   REQUIRE((flags & ~CU_STREAM_NON_BLOCKING) == 0, CUDA_ERROR_INVALID_VALUE, "%s: flags %#x", __func__, flags);
-  int clamped = priority > 0 ? 0 : priority < -5 ? -5 : priority;
-  return stream_new(ctx, flags, clamped, stream);
+  return stream_new(peek_home(), flags, priority, stream);
 }
 
 CUresult cuStreamCreate(CUstream *stream, unsigned flags) { return cuStreamCreateWithPriority(stream, flags, 0); }
@@ -117,13 +121,23 @@ CUresult cuStreamGetCtx(CUstream stream, CUcontext *ctx) {
   CUstream s;
   REQUIRE_POINTER(ctx);
   TRY(stream_find(stream, &s));
-  *ctx = s->ctx;
+  *ctx = s->home;
   return CUDA_SUCCESS;
 }
 
 CUresult cuStreamGetCtx_v2(CUstream stream, CUcontext *ctx, CUgreenCtx *green) {
-  if (green != NULL) *green = NULL;
-  return cuStreamGetCtx(stream, ctx);
+  CUstream s;
+  REQUIRE_POINTER(ctx);
+  TRY(stream_find(stream, &s));
+  *ctx = s->ctx;
+  if (green != NULL) *green = s->home->green;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetGreenCtx(CUstream stream, CUgreenCtx *green) {
+  CUcontext ctx;
+  REQUIRE_POINTER(green);
+  return cuStreamGetCtx_v2(stream, &ctx, green);
 }
 
 CUresult cuStreamGetDevice(CUstream stream, CUdevice *dev) {

@@ -144,7 +144,7 @@ static void wait_for_all_locked(CUcontext ctx) {
   bool shuffled = atomic_load_explicit(&strict, memory_order_relaxed);
   for (;;) {
     CUstream s = work_busy;
-    while (s != NULL && ((ctx != NULL && s->ctx != ctx) || s->first->ticket > latest)) s = s->next_busy;
+    while (s != NULL && ((ctx != NULL && !stream_within(s, ctx)) || s->first->ticket > latest)) s = s->next_busy;
     if (s == NULL) break;
     if (!(shuffled ? work_help_any_locked() : work_help_locked(s))) pthread_cond_wait(&work_progress, &work_lock);
   }

@@ -11,6 +11,16 @@
 #define FUNCTIONS(X) \
   X(cuCtxCreate, 3020, cuCtxCreate_v2) X(cuCtxCreate, 12050, cuCtxCreate_v4) X(cuCtxDestroy, 4000, cuCtxDestroy_v2) \
   X(cuCtxDisablePeerAccess, 4000, cuCtxDisablePeerAccess) X(cuCtxEnablePeerAccess, 4000, cuCtxEnablePeerAccess) \
+  X(cuCtxFromGreenCtx, 12040, cuCtxFromGreenCtx) X(cuCtxGetDevResource, 12040, cuCtxGetDevResource) \
+  X(cuCtxRecordEvent, 12050, cuCtxRecordEvent) X(cuCtxWaitEvent, 12050, cuCtxWaitEvent) \
+  X(cuDevResourceGenerateDesc, 12040, cuDevResourceGenerateDesc) \
+  X(cuDevSmResourceSplit, 13010, cuDevSmResourceSplit) \
+  X(cuDevSmResourceSplitByCount, 12040, cuDevSmResourceSplitByCount) \
+  X(cuDeviceGetDevResource, 12040, cuDeviceGetDevResource) X(cuGreenCtxCreate, 12040, cuGreenCtxCreate) \
+  X(cuGreenCtxDestroy, 12040, cuGreenCtxDestroy) X(cuGreenCtxGetDevResource, 12040, cuGreenCtxGetDevResource) \
+  X(cuGreenCtxGetId, 12090, cuGreenCtxGetId) X(cuGreenCtxRecordEvent, 12040, cuGreenCtxRecordEvent) \
+  X(cuGreenCtxStreamCreate, 12050, cuGreenCtxStreamCreate) X(cuGreenCtxWaitEvent, 12040, cuGreenCtxWaitEvent) \
+  X(cuStreamGetDevResource, 13010, cuStreamGetDevResource) X(cuStreamGetGreenCtx, 12040, cuStreamGetGreenCtx) \
   X(cuCtxGetApiVersion, 3020, cuCtxGetApiVersion) X(cuCtxGetCacheConfig, 3020, cuCtxGetCacheConfig) \
   X(cuCtxGetCurrent, 4000, cuCtxGetCurrent) X(cuCtxGetDevice, 2000, cuCtxGetDevice) \
   X(cuCtxGetDevice, 13000, cuCtxGetDevice_v2) X(cuCtxGetFlags, 7000, cuCtxGetFlags) X(cuCtxGetId, 12000, cuCtxGetId) \

@@ -102,7 +102,7 @@ CUresult work_await_locked(CUstream s, fence *f) {
   return CUDA_SUCCESS;
 }
 
-static CUresult await_tail_locked(CUstream s, CUstream of) {
+CUresult work_await_tail_locked(CUstream s, CUstream of) {
   if (of->last == NULL) return CUDA_SUCCESS;
   fence *f = work_signal_locked(of, of->last);
   REQUIRE(f != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for work");
@@ -111,19 +111,19 @@ static CUresult await_tail_locked(CUstream s, CUstream of) {
 
 /* The default stream waits for every blocking stream of its context, and each of these waits for it. */
 CUresult work_await_legacy_locked(CUstream s) {
-  CUstream legacy = &s->ctx->legacy;
+  CUstream legacy = &s->home->legacy;
   if (!stream_blocks(s)) return CUDA_SUCCESS;
   if (atomic_load_explicit(&strict, memory_order_relaxed))
-    moment_join(&s->order, s == legacy ? &s->ctx->blocking : &legacy->order);
+    moment_join(&s->order, s == legacy ? &s->home->blocking : &legacy->order);
   if (work_busy == NULL) return CUDA_SUCCESS;
   if (s == legacy) {
     for (CUstream other = work_busy; other != NULL; other = other->next_busy)
-      if (other != s && other->ctx == s->ctx && stream_blocks(other)) TRY(await_tail_locked(s, other));
+      if (other != s && other->home == s->home && stream_blocks(other)) TRY(work_await_tail_locked(s, other));
     return CUDA_SUCCESS;
   }
   if (legacy->last == NULL || legacy->last->ticket == s->legacy_seen) return CUDA_SUCCESS;
   s->legacy_seen = legacy->last->ticket;
-  return await_tail_locked(s, legacy);
+  return work_await_tail_locked(s, legacy);
 }
 
 bool work_is_ready_locked(const struct CUstream_st *s) {

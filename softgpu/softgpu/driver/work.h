@@ -32,6 +32,7 @@ fence *fence_keep_locked(fence *f);
 fence *work_signal_locked(CUstream s, work *w); /* the fence that w signals; NULL without memory */
 work *work_append_locked(CUstream s, const op *o);
 CUresult work_await_locked(CUstream s, fence *f);
+CUresult work_await_tail_locked(CUstream s, CUstream of); /* all work that `of` has now */
 CUresult work_await_legacy_locked(CUstream s);
 bool work_help_locked(CUstream s);
 bool work_help_any_locked(void);

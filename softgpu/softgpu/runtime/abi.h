@@ -199,9 +199,18 @@ int softgpu_seal(uint64_t memory);
 /* Divides memory in an allocation into regions (regions.c), and removes its earlier regions; 0 regions: only removes. */
 int softgpu_regions(uint64_t address, uint64_t bytes, uint32_t regions, const uint64_t *offsets,
                          const uint64_t *sizes, const char *const *names);
-/* The modelled time of copies and kernels of a device; see softgpu.Model. A rate of 0: not modelled. */
-int softgpu_model(uint32_t device, double copy_bytes_per_s, double copy_latency_s, double launch_latency_s,
-                       uint32_t kernels, const char *const *names, const double *seconds, const double *shares);
+/* The modelled time of copies and kernels of a device; see softgpu.Model. */
+typedef struct sg_takes {
+  const char *name;
+  double seconds, share, bandwidth; /* a share of 0: as much as the kernel's blocks fill */
+} sg_takes;
+typedef struct sg_model {
+  double copy_bytes_per_s, copy_latency_s, launch_latency_s; /* a rate of 0: not modelled */
+  uint32_t sms, blocks_per_sm;                               /* 0 SMs: kernels hold shares of the device */
+  uint32_t count;
+  const sg_takes *kernels;
+} sg_model;
+int softgpu_model(uint32_t device, const sg_model *model);
 /* Writes the names of the calls that were refused since the last call, one a line; returns the bytes. */
 size_t softgpu_refused(char *text, size_t bytes);
 void softgpu_set_last_error(const char *message);

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -18,6 +20,8 @@ from softgpu import build as driver_build
 from tests.timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).parents[4]
+VERSION = 13010
+"""Of the driver's interface."""
 TRIVIAL = "int cuInit(unsigned flags) { (void)flags; return %d; }"
 
 
@@ -197,13 +201,19 @@ def test_the_driver_compiles_without_warnings(tmp_path: Path) -> None:
 
 
 def toolkit_header() -> Path | None:
-    """The cuda.h that nvcc would include, if there is an nvcc."""
+    """A cuda.h with all that the driver has, of the nvcc of the path or of the wheels of CUDA, if there is one."""
+    wheels = importlib.util.find_spec("nvidia")
+    found = [Path(part, "cu13", "include", "cuda.h") for part in (wheels and wheels.submodule_search_locations) or ()]
     nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        return None
-    command, program = [nvcc, "-M", "-x", "cu", "-"], "#include <cuda.h>"
-    listed = subprocess.run(command, input=program, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
-    return next(Path(word) for word in listed.stdout.split() if word.endswith("/cuda.h"))
+    if nvcc is not None:
+        command, program = [nvcc, "-M", "-x", "cu", "-"], "#include <cuda.h>"
+        listed = subprocess.run(command, input=program, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+        found += [Path(word) for word in listed.stdout.split() if word.endswith("/cuda.h")]
+    return next((path for path in found if path.exists() and _version(path) >= VERSION), None)
+
+
+def _version(header: Path) -> int:
+    return int(re.findall(r"#define CUDA_VERSION (\d+)", header.read_text(errors="replace"))[0])
 
 
 @pytest.mark.processes

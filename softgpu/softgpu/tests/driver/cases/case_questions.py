@@ -39,7 +39,7 @@ def test_contexts(ctx: Any) -> None:
 
 
 def test_devices() -> None:
-    assert ok(driver.cuDriverGetVersion()) == 13000
+    assert ok(driver.cuDriverGetVersion()) == 13010
     assert ok(driver.cuDeviceGetName(64, 1)).split(b"\0")[0] == b"KaaS software GPU"
     assert ok(driver.cuDeviceComputeCapability(0)) == (8, 0)
     assert ok(driver.cuDeviceGetExecAffinitySupport(driver.CUexecAffinityType.CU_EXEC_AFFINITY_TYPE_SM_COUNT, 0)) == 0

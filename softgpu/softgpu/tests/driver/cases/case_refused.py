@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("ctx")
 def found(library: ctypes.CDLL, name: str) -> ctypes.c_void_p:
     """Return the function that cuGetProcAddress gives for a name, in the newest interface."""
     address, result = ctypes.c_void_p(), ctypes.c_int()
-    library.cuGetProcAddress_v2(name.encode(), ctypes.byref(address), 13000, ctypes.c_uint64(0), ctypes.byref(result))
+    library.cuGetProcAddress_v2(name.encode(), ctypes.byref(address), 13010, ctypes.c_uint64(0), ctypes.byref(result))
     return address
 
 

@@ -19,7 +19,7 @@ ONE = ctypes.c_uint64(1)
 def status(library: ctypes.CDLL, name: str, *arguments: Any) -> Error:
     """Return the result of the newest form of a call."""
     address, result = ctypes.c_void_p(), ctypes.c_int()
-    library.cuGetProcAddress_v2(name.encode(), ctypes.byref(address), 13000, ctypes.c_uint64(0), ctypes.byref(result))
+    library.cuGetProcAddress_v2(name.encode(), ctypes.byref(address), 13010, ctypes.c_uint64(0), ctypes.byref(result))
     return Error(ctypes.CFUNCTYPE(ctypes.c_int)(address.value or 0)(*arguments))
 
 
