@@ -62,6 +62,8 @@ class Device:
         strict: seed of strict mode on a software device (`softgpu.set_strict`).
         memcheck: if True a software device checks every access of kernels to memory, at many times the cost.
         speed: speed of kernels relative to the pool's other devices, for policies that compare them.
+        sms: multiprocessors of a software device, which divide its modelled time; None: those of the model.
+        blocks_per_sm: blocks of a kernel that run on one of them at a time; None: as in the model.
 
     For model, strict and memcheck None means the setting in the executor's environment (softgpu/docs/softgpu.md).
     """
@@ -73,11 +75,14 @@ class Device:
     strict: int | None = None
     memcheck: bool | None = None
     speed: float = 1.0
+    sms: int | None = None
+    blocks_per_sm: int | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in DEVICE_KINDS:
             raise InvalidConfig(f"a device is one of {', '.join(DEVICE_KINDS)}, not {self.kind!r}", field="kind")
-        _require_whole("memory_bytes", self.memory_bytes, optional=True)
+        for name in ("memory_bytes", "sms", "blocks_per_sm"):
+            _require_whole(name, getattr(self, name), optional=True)
         _require_between("speed", self.speed, SMALLEST, LARGEST)
         if not isinstance(self.faults, Iterable):
             raise InvalidConfig(f"faults is a sequence, not {self.faults!r}", field="faults")
@@ -86,7 +91,7 @@ class Device:
             raise InvalidConfig(f"strict is a seed, a number from 0 on, not {self.strict!r}", field="strict")
         if not isinstance(self.memcheck, bool | None):
             raise InvalidConfig(f"memcheck is True, False or None, not {self.memcheck!r}", field="memcheck")
-        for name in ("model", "faults", "strict", "memcheck") if self.kind == "gpu" else ():
+        for name in ("model", "faults", "strict", "memcheck", "sms", "blocks_per_sm") if self.kind == "gpu" else ():
             if getattr(self, name) not in (None, ()):
                 raise InvalidConfig(f"only a software device has {name}, no GPU", field=name)
 

@@ -26,6 +26,10 @@ from kaas.scheduling.policies.fcfs import FirstComeFirstServed
         (lambda: Device("gpu", faults=(softgpu.Fault("ecc"),)), "faults"),
         (lambda: Device("gpu", strict=0), "strict"),
         (lambda: Device("gpu", memcheck=False), "memcheck"),
+        (lambda: Device("gpu", sms=132), "sms"),
+        (lambda: Device(sms=0), "sms"),
+        (lambda: Device(blocks_per_sm=1.5), "blocks_per_sm"),  # type: ignore[arg-type]
+        (lambda: software.check(Device(sms=513)), "sms"),
         (lambda: Device(strict=-1), "strict"),
         (lambda: Device(strict=True), "strict"),
         (lambda: Device(memcheck=1), "memcheck"),  # type: ignore[arg-type]
@@ -111,6 +115,7 @@ def test_a_described_device_travels_and_counts() -> None:
         replace(device, faults=()),
         replace(device, strict=8),
         replace(device, memcheck=None),
+        replace(device, sms=132),
     ):
         assert Config(devices=(other, Device())).differences(running) == ("devices",)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from softgpu.errors import SoftgpuError
 from softgpu.faults import FAULTS, Fault, forgive_faults, inject_fault
-from softgpu.model import Device, Model, Takes, describe_time
+from softgpu.model import MAX_SMS, Device, Model, Takes, describe_time
 from softgpu.runtime_calls import answer_runtime_calls
 from softgpu.watch import describe_regions, running_kernels, take_refused
 from softgpu.windows import confine, free_window, new_window, seal_handle
@@ -29,6 +29,7 @@ __all__ = [
     "DEFAULT_MEMORY_BYTES",
     "FAULTS",
     "MAX_DEVICES",
+    "MAX_SMS",
     "MEMCHECK_VARIABLE",
     "MODEL_VARIABLE",
     "STRICT_VARIABLE",

@@ -14,6 +14,7 @@ from softgpu.faults import Fault
 __all__ = ["MAX_SMS", "Device", "Model", "Takes", "describe_time"]
 
 MAX_SMS = 512
+"""The most multiprocessors of a device."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import softgpu
 from kaas.config import SOFTWARE_GPU_BYTES, Device
@@ -19,6 +20,14 @@ def check(device: Device) -> None:
         raise InvalidConfig(f"a device's model is a softgpu.Model, not {device.model!r}", field="model")
     if not all(isinstance(fault, softgpu.Fault) for fault in device.faults):
         raise InvalidConfig(f"a device's faults are softgpu.Faults, not {device.faults!r}", field="faults")
+    if device.sms is not None and device.sms > softgpu.MAX_SMS:
+        raise InvalidConfig(f"a software device has at most {softgpu.MAX_SMS} sms, not {device.sms}", field="sms")
+
+
+def _model(device: Device) -> softgpu.Model | None:
+    """Return the model of a device's time, with the multiprocessors of its description."""
+    fields = {name: getattr(device, name) for name in ("sms", "blocks_per_sm") if getattr(device, name) is not None}
+    return replace(device.model or softgpu.Model(), **fields) if fields else device.model
 
 
 def load(device: Device, count: int = 1) -> None:
@@ -34,7 +43,7 @@ def load(device: Device, count: int = 1) -> None:
     undemanding = device == Device(device.kind, device.memory_bytes, speed=device.speed)
     if undemanding and softgpu.loaded_devices():
         return
-    described = softgpu.Device(device.memory_bytes or SOFTWARE_GPU_BYTES, device.model, device.faults)
+    described = softgpu.Device(device.memory_bytes or SOFTWARE_GPU_BYTES, _model(device), device.faults)
     with unavailable():
         softgpu.load([described] * count, memcheck=device.memcheck)
         if device.strict is not None:

@@ -163,19 +163,19 @@ static int blocks_per_sm(const kernel *kern, int block_size, size_t dynamic_shar
   return (int)(blocks < SM_BLOCKS ? blocks : SM_BLOCKS);
 }
 
-/* All blocks of a cooperative launch run at a time, else one on each processor. */
+/* All blocks of a cooperative launch run at a time, else one on each multiprocessor. */
 CUresult kernel_check_resident(const kernel_call *call) {
   const sg_launch *l = &call->launch;
   const device *dev = &devices[l->device];
-  uint64_t blocks = (uint64_t)l->grid[0] * l->grid[1] * l->grid[2], processors = (uint64_t)processor_count();
-  uint32_t sms = call->sms != NULL ? sms_count(call->sms) : device_sms(dev);
+  uint64_t blocks = (uint64_t)l->grid[0] * l->grid[1] * l->grid[2], all = device_sms(dev);
+  uint64_t sms = call->sms != NULL ? sms_count(call->sms) : all;
   int threads = (int)(l->block[0] * l->block[1] * l->block[2]);
   if (l->cooperative) {
     int each = blocks_per_sm(call->kern, threads, l->dynamic_shared_bytes, dev);
     REQUIRE(blocks <= (uint64_t)each * sms, CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
             "kernel %s: a cooperative launch of %llu blocks; %d multiprocessors have room for %d each at once",
             call->kern->info->name, (unsigned long long)blocks, (int)sms, each);
-  } else if (blocks > processors) blocks = processors;
+  } else if (blocks > all) blocks = all;
   uint64_t local = blocks * l->local_bytes * (uint64_t)((threads + SG_WARP - 1) / SG_WARP * SG_WARP);
   REQUIRE(local <= dev->memory_bytes, CUDA_ERROR_OUT_OF_MEMORY,
           "kernel %s: the threads that run at a time have %llu bytes of local memory; device %d has %zu bytes",

@@ -63,6 +63,28 @@ def test_descriptions(description: str, printed: list[str]) -> None:
     assert (done.returncode, done.stdout.split("\n")[:-1]) == (0, printed), done.stderr
 
 
+PARTED = """
+import kaas
+import softgpu
+from kaas.executor.device import software
+
+model = softgpu.Model(copy_bytes_per_s=1e9, sms=8)
+software.load(kaas.Device("software", 1 << 20, model, sms=132, blocks_per_sm=4), count=2)
+from cuda.core import Device, SMResourceOptions
+
+device = Device(1)
+device.set_current()
+(part,), rest = device.resources.sm.split(SMResourceOptions(count=32))
+print(device.properties.multiprocessor_count, part.sm_count, rest.sm_count)
+"""
+
+
+@pytest.mark.processes
+def test_the_multiprocessors_of_a_description_replace_those_of_its_model() -> None:
+    done = subprocess.run([sys.executable, "-c", PARTED], capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
+    assert done.stdout.split() == ["132", "32", "100"]
+
+
 @pytest.mark.usefixtures("softgpu")
 def test_devices_that_are_there_are_not_redescribed() -> None:
     software.load(Device("software", 7 << 20))
