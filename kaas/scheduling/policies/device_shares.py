@@ -18,7 +18,7 @@ from kaas.scheduling.policies.fair_share import ClientShare, FairShare
 from kaas.scheduling.policies.holdings import Holdings
 from kaas.scheduling.policies.placement import Placement
 from kaas.scheduling.policies.state import QueuedRequest, WorkerGroup, WorkerState
-from kaas.scheduling.sharing.tokens import OTHERS, Grant, TokenScheduler
+from kaas.scheduling.sharing.tokens import OTHERS, Tokens, TokenScheduler
 
 
 @dataclass(slots=True, eq=False)
@@ -104,7 +104,7 @@ class DeviceShares:
             device.scheduler.give(share.share, share.sms, share.least, share.most)
         for worker in self._placement.devices[index].workers.values():
             for request in worker.running.values():
-                self._take(device, request, Grant(OTHERS, sms))
+                self._take(device, request, Tokens(OTHERS, sms))
 
     # --- the requests that go
 
@@ -124,7 +124,7 @@ class DeviceShares:
                 yield request, worker
                 grant = self._next(group, worker, others=others)
 
-    def _next(self, group: WorkerGroup, worker: WorkerState, *, others: bool = True) -> Grant | None:
+    def _next(self, group: WorkerGroup, worker: WorkerState, *, others: bool = True) -> Tokens | None:
         """Return the grant that goes next on a worker, which is open to requests without a share if it is theirs."""
         device, now_s = self._devices[worker.device.index], self._placement.now_s
         waiting: dict[str, float] = {}
@@ -178,12 +178,12 @@ class DeviceShares:
         device = self._devices[worker.device.index]
         share = request.device_share if request.device_share in self._shares else OTHERS
         sms = device.granted or device.sms
-        self._take(device, request, Grant(share, sms))
+        self._take(device, request, Tokens(share, sms))
         if share == OTHERS:
             self._next(request.group, worker)
         return 0 if sms == device.sms else sms
 
-    def _take(self, device: _SharedDevice, request: QueuedRequest, grant: Grant) -> None:
+    def _take(self, device: _SharedDevice, request: QueuedRequest, grant: Tokens) -> None:
         now_s = self._placement.now_s
         device.scheduler.begin(request.id, grant, now_s, max(0.0, request.ends_s - now_s))
 

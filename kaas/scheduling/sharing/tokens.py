@@ -26,8 +26,8 @@ ROUNDING_S = 1e-9
 """Below it, a difference of seconds is rounding."""
 
 
-class Grant(NamedTuple):
-    """A share that may run a request now, and the SMs for it."""
+class Tokens(NamedTuple):
+    """What a share takes to run a request: tokens for so many SMs."""
 
     share: str
     sms: int
@@ -126,7 +126,7 @@ class TokenScheduler:
 
     # --- tokens
 
-    def next(self, waiting: Mapping[str, float], now_s: float) -> Grant | None:
+    def next(self, waiting: Mapping[str, float], now_s: float) -> Tokens | None:
         """Return the share that runs a request next, or None if none may run one now.
 
         Args:
@@ -146,12 +146,12 @@ class TokenScheduler:
             sms = self._for_others(free, first) if name == OTHERS else account.sms
             if 0 < sms <= free or (sms and name == OTHERS):
                 if first is None or name == OTHERS or not first.delayed(sms, now_s + waiting[name]):
-                    return Grant(name, sms)
+                    return Tokens(name, sms)
             elif first is None:
                 first = self._reserve(sms, now_s)
         return None
 
-    def begin(self, request: int, grant: Grant, now_s: float, expected_s: float = 0.0) -> None:
+    def begin(self, request: int, grant: Tokens, now_s: float, expected_s: float = 0.0) -> None:
         """Give a request the tokens of a grant. expected_s: the seconds for which it is expected to hold them."""
         self._advance(now_s)
         account = self._accounts[grant.share]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kaas.scheduling.sharing.tokens import OTHERS, Grant, TokenScheduler
+from kaas.scheduling.sharing.tokens import OTHERS, Tokens, TokenScheduler
 
 WINDOW_S = 0.1
 
@@ -115,12 +115,12 @@ def test_a_small_share_runs_beside_one_that_waits_for_more_sms() -> None:
 def test_requests_without_a_share_have_the_whole_device_while_no_share_runs() -> None:
     tokens = TokenScheduler(16, 4, WINDOW_S)
     tokens.give("a", 0.25, 0.5, 1.0)
-    assert tokens.next({OTHERS: 0.0}, 0.0) == Grant(OTHERS, 16)
-    tokens.begin(1, Grant(OTHERS, 16), 0.0, 0.01)
-    assert tokens.next({OTHERS: 0.01, "a": 0.01}, 0.001) == Grant(OTHERS, 12)
-    tokens.begin(2, Grant(OTHERS, 12), 0.001, 0.02)
+    assert tokens.next({OTHERS: 0.0}, 0.0) == Tokens(OTHERS, 16)
+    tokens.begin(1, Tokens(OTHERS, 16), 0.0, 0.01)
+    assert tokens.next({OTHERS: 0.01, "a": 0.01}, 0.001) == Tokens(OTHERS, 12)
+    tokens.begin(2, Tokens(OTHERS, 12), 0.001, 0.02)
     tokens.end(1, 0.01)
-    assert tokens.next({OTHERS: 0.01, "a": 0.01}, 0.01) == Grant("a", 4)
+    assert tokens.next({OTHERS: 0.01, "a": 0.01}, 0.01) == Tokens("a", 4)
 
 
 def test_a_part_is_rounded_up_to_whole_partitions() -> None:
@@ -131,18 +131,18 @@ def test_a_part_is_rounded_up_to_whole_partitions() -> None:
 def test_a_share_that_is_resized_runs_with_its_new_size_at_once() -> None:
     tokens = TokenScheduler(16, 1, WINDOW_S)
     tokens.give("a", 0.25, 0.5, 0.5)
-    tokens.begin(1, Grant("a", 4), 0.0)
+    tokens.begin(1, Tokens("a", 4), 0.0)
     tokens.end(1, 0.06)
     assert tokens.next({"a": 0.0}, 0.06) is None
     assert tokens.wakes_s({"a": 0.0}, 0.06) == pytest.approx(0.1)
     tokens.give("a", 0.5, 0.5, 0.8)
-    assert tokens.next({"a": 0.0}, 0.06) == Grant("a", 8)
+    assert tokens.next({"a": 0.0}, 0.06) == Tokens("a", 8)
 
 
 def test_the_requests_of_a_share_that_is_taken_away_go_on() -> None:
     tokens = TokenScheduler(16, 1, WINDOW_S)
     tokens.give("a", 0.25, 0.5, 1.0)
-    tokens.begin(1, Grant("a", 4), 0.0, 1.0)
+    tokens.begin(1, Tokens("a", 4), 0.0, 1.0)
     tokens.take("a")
     assert tokens.held_sms == 4
     tokens.end(1, 0.5)
