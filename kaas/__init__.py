@@ -42,13 +42,14 @@ from kaas.ktask.graph import KTask
 from kaas.ktask.library import Kernel, Library
 from kaas.ktask.request import View
 from kaas.ktask.variant import Variant
+from kaas.share import Share
 
 if TYPE_CHECKING:
     from kaas.api.caching import flush, pin, prefetch, put, unpin
     from kaas.api.etasks import ETask, etask
     from kaas.api.function import Function, call
     from kaas.api.program import init, invoke, pardon, shutdown, stats, status
-    from kaas.api.registration import register
+    from kaas.api.registration import register, set_share
     from kaas.client.async_client import AsyncClient
     from kaas.client.client import Client
     from kaas.executor.local import run_local
@@ -80,6 +81,7 @@ __all__ = [
     "Pointers",
     "Resident",
     "Scalar",
+    "Share",
     "Struct",
     "Variant",
     "View",
@@ -108,6 +110,7 @@ __all__ = [
     "put",
     "register",
     "run_local",
+    "set_share",
     "shutdown",
     "stats",
     "status",
@@ -128,7 +131,7 @@ _ON_DEMAND = {
     "Client": "kaas.client.client",
     "Future": "kaas.futures",
     "Resident": "kaas.wire.resident",
-    "register": "kaas.api.registration",
+    **dict.fromkeys(("register", "set_share"), "kaas.api.registration"),
     "run_local": "kaas.executor.local",
 }
 """Names whose modules load Ray or the CUDA driver's bindings, or may, and these modules."""

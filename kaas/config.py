@@ -10,6 +10,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from kaas.errors import ConfigMismatch, InvalidConfig
+from kaas.share import Share
 from kaas.store import Store
 
 if TYPE_CHECKING:
@@ -22,19 +23,9 @@ SOFTWARE_GPU_BYTES = 1 << 30
 DEVICE_KINDS = ("software", "gpu")
 POLICY_FORMS = "a policy is a name, or a callable, with options functools.partial(Class, option=value)"
 POLICY_NAMES = (
-    "fcfs",
-    "cfs_affinity",
-    "exclusive",
-    "static",
-    "lb",
-    "lalb",
-    "lalbo3",
-    "mqfq_sticky",
-    "batch",
-    "sjf",
-    "edf",
+    "fcfs", "cfs_affinity", "exclusive", "static", "lb", "lalb", "lalbo3", "mqfq_sticky", "batch", "sjf", "edf",
     "adaptive",
-)
+)  # fmt: skip
 """The names of `kaas.scheduling.policies.POLICIES`, which is in a layer above this file."""
 ISOLATION = ("none", "fence", "process", "auto")
 """The levels of isolation between the kernels of different clients on one device."""
@@ -112,6 +103,7 @@ class ClientSettings:
         max_running: requests of it that may run at a time; None: as many as there are slots.
         max_share: its part, above 0 to 1, of the time of all devices together; None: all.
         max_queued: requests of it that may be queued at a time; further ones are refused with `QueueFull`.
+        share: its part of each device; a function's own share comes first. None: what shares leave.
     """
 
     weight: float = 1.0
@@ -119,6 +111,7 @@ class ClientSettings:
     max_running: int | None = None
     max_share: float | None = None
     max_queued: int | None = None
+    share: Share | None = None
 
     def __post_init__(self) -> None:
         _require_between("weight", self.weight, SMALLEST, LARGEST)
@@ -127,6 +120,8 @@ class ClientSettings:
         if self.max_share is not None:
             _require_between("max_share", self.max_share, SMALLEST, 1)
         _require_whole("max_queued", self.max_queued, optional=True)
+        if not isinstance(self.share, Share | None):
+            raise InvalidConfig(f"share is a kaas.Share, not {self.share!r}", field="share")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +193,7 @@ class Config:
             equal part of the device's memory and of the caches; at least `slots`. Without Ray a software device has one
             part more, for constants that they share. None: 4, or `slots` if that is more.
         clients: settings of clients, by name; others have the defaults of `ClientSettings`.
+        window_s: the time of which shares have a least and a most part, in seconds.
         queue_limit: requests that may be queued at a time; further ones are refused with `QueueFull`.
         etask_workers: processes of eTasks that may be on a device at a time; only one of them runs.
         faults_allowed: devices that a function may end while it runs alone; with one more it is quarantined.
@@ -225,6 +221,7 @@ class Config:
     isolation: str = "none"
     client_executors: int | None = None
     clients: Mapping[str, ClientSettings] = field(default_factory=dict)
+    window_s: float = 0.1
     queue_limit: int = QUEUE_LIMIT
     etask_workers: int = 1
     faults_allowed: int = 1
@@ -255,6 +252,7 @@ class Config:
         if self.client_executors is not None and self.client_executors < self.slots:
             message = f"client_executors is at least slots, which is {self.slots}, not {self.client_executors}"
             raise InvalidConfig(message, field="client_executors")
+        _require_between("window_s", self.window_s, 0.001, 60)
         _require_whole("queue_limit", self.queue_limit)
         _require_whole("etask_workers", self.etask_workers)
         _require_whole("faults_allowed", self.faults_allowed, 0)

@@ -437,6 +437,16 @@ class InvalidConfig(KaasError, ValueError):
     field: str
 
 
+class InvalidShare(KaasError, ValueError):
+    """A share with parts that a device does not have, or leasts of shares that exceed a device together.
+
+    Fields:
+        others: the names of the shares that have been promised what this one needs.
+    """
+
+    others: tuple[str, ...]
+
+
 class ConfigMismatch(KaasError, ValueError):
     """`kaas.init` with another configuration than the running pool's."""
 

@@ -26,6 +26,8 @@ SECTIONS = {
         "Device",
         "ClientSettings",
         "FunctionProfile",
+        "Share",
+        "set_share",
     ),
     "A kTask": (
         "KTask",

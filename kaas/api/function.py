@@ -311,6 +311,13 @@ def call_function(
             raise function._outlived() from error
 
 
+def known_to_the_pool(function: Function) -> tuple[str, tuple[str, ...]]:
+    """Return a function's name for people, and the names by which the pool knows its kTasks with their constants."""
+    constants = function._bound.constants
+    at = "" if constants is None else f"@{constants.binary().hex()}"
+    return function._name, tuple(each.key + (at if each.spec.bindings else "") for each in function._signatures)
+
+
 def signatures_and_constants(function: Function) -> tuple[tuple[FunctionSignature, ...], list[Any]]:
     """Return a function's signatures, and the references to its constants, for cache commands."""
     bound = function._bound

@@ -214,6 +214,10 @@ class ProcessSession(Session):
         """Lift a function's quarantine; return True if it was in quarantine."""
         return bytes(self.ask("pardon", [function.encode()])[0]) == b"1"
 
+    def set_share(self, name: str, message: bytes) -> None:  # noqa: ARG002 - the pool ends with its process
+        """Give a function or a client a share."""
+        self.ask("share", [message])
+
     def shut_down(self) -> None:
         """Stop the pool, or leave it if it is a server's."""
         why, patience_s = "was shut down", STOP_S

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -132,8 +132,7 @@ class RaySession(Session):
         """Return the pool's address and this process's node; raise PoolStopped."""
         if not ray.is_initialized():
             raise PoolStopped(f"pool {self.name!r} is gone: Ray has ended", pool=self.name)
-        address: Address = self._reply(self.pool.address)
-        return address, ray.get_runtime_context().get_node_id()
+        return self._reply(Address, self.pool.address), ray.get_runtime_context().get_node_id()
 
     def hold(self, epoch: str, refs: list[Any]) -> None:
         """Have the pool hold objects that calls are going to name."""
@@ -170,27 +169,28 @@ class RaySession(Session):
 
     def cache_command(self, message: bytes, refs: list[Any]) -> None:
         """Send an encoded cache command, and wait until it is done."""
-        self._reply(self.pool.cache_command, message, refs)
+        self._reply(object, self.pool.cache_command, message, refs)
 
     def status(self) -> Status:
         """Return the pool's status."""
-        status: Status = self._reply(self.pool.status)
-        return status
+        return self._reply(Status, self.pool.status)
 
     def stats(self, reset: bool) -> Stats:
         """Return the pool's figures, and begin anew if `reset`."""
-        stats: Stats = self._reply(self.pool.stats, reset)
-        return stats
+        return self._reply(Stats, self.pool.stats, reset)
 
     def trace(self, seconds: float) -> bytes:
         """Return the pool's trace of so many seconds."""
-        trace: bytes = self._reply(self.pool.trace, seconds)
-        return trace
+        return self._reply(bytes, self.pool.trace, seconds)
 
     def pardon(self, function: str) -> bool:
         """Lift a function's quarantine; return True if it was in quarantine."""
-        pardoned: bool = self._reply(self.pool.pardon, function)
-        return pardoned
+        return self._reply(bool, self.pool.pardon, function)
+
+    def set_share(self, name: str, message: bytes) -> None:
+        """Give a share, also in later epochs of the pool."""
+        self._reply(object, self.pool.set_share, self.id, message)
+        self.registered[name] = lambda: self.pool.set_share.remote(self.id, message)
 
     async def in_own_process(self, function: Callable[..., T], *args: Any) -> T:
         """Run a function in a process of its own, on a node with devices of the pool; return its value.
@@ -218,14 +218,14 @@ class RaySession(Session):
             raise ExecutorDied(str(error), reason=str(error)) from error
         return value
 
-    def _reply(self, method: Any, *args: Any) -> Any:
+    def _reply(self, kind: type[T], method: Any, *args: Any) -> T:  # noqa: ARG002 - for the type checker
         """Call a method of the pool's actor; return its value.
 
         Raises:
             PoolStopped, KaasError
         """
         try:
-            return method.remote(*args).future().result()  # ray.get warns in an async actor, on any of its threads
+            return cast("T", method.remote(*args).future().result())  # ray.get warns in an async actor's threads
         except ray.exceptions.RayActorError as error:
             raise PoolStopped(f"pool {self.name!r} is gone: {error}", pool=self.name) from error
         except KaasError as error:

@@ -146,6 +146,10 @@ class Session(ABC):
         """Lift a function's quarantine; return True if it was in quarantine."""
 
     @abstractmethod
+    def set_share(self, name: str, message: bytes) -> None:
+        """Send an encoded ShareSpec, and wait until the pool has it. name: of what has the share, in this session."""
+
+    @abstractmethod
     def shut_down(self) -> None:
         """End the pool, once all waiting callers have their replies."""
 

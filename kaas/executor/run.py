@@ -36,6 +36,7 @@ class RunRequest(msgspec.Struct, frozen=True):
         copy_kept: kept outputs are also in the result, and are never written back.
         victims: keys of objects that leave the device first, in this order, as far as the request needs room; then
             follow those that the cache's own rule chooses. Objects in use or pinned stay.
+        share, sms: the number of SMs for the kernels, 0 for all. Requests of one share may have the same ones.
     """
 
     task: KTask
@@ -47,6 +48,8 @@ class RunRequest(msgspec.Struct, frozen=True):
     keep: Mapping[str, bytes] = _NOTHING
     copy_kept: bool = False
     victims: Sequence[bytes] = ()
+    share: str = ""
+    sms: int = 0
 
     def kept(self, plan: Plan) -> dict[int, bytes]:
         """Return the keys of the outputs that stay on the device, by index.

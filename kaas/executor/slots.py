@@ -38,7 +38,7 @@ class Slot:
     Fields:
         number: among the slots of its executor. arena: only the executor's memory changes it.
         window: its kernels are `confined` to it; None: they are not.
-        plans: with their graphs and code.
+        plans: with their graphs and code. partitions: of the device.
         kernels_s: device seconds of the kernels of requests that have ended. launches: how often the kernels of a
             request were queued. in_flight: such kernels are queued or run, or have just ended.
     """
@@ -49,6 +49,7 @@ class Slot:
         self.window, self.confined = window, window is not None
         self.stream = device.stream()
         self.plans = SlotPlans(device, window)
+        self.partitions = device.partitions
         self.kernels_s, self.launches = 0.0, 0
         self.in_flight = False
         self._seen = (0, 0.0)  # a launch, and when its kernels were first found to run
@@ -326,17 +327,17 @@ def run_in_slot(
     placement = graphs.place(inputs.resident, slot.arena.address, inputs.kept_mask)
     addresses = slot.copy_in(plan, placement, inputs, admitted.lease)
     values = LaunchValues(placement, addresses, given.scalars)
-    launches = None if request.profile else graphs.bind(values, given.iterations)
-    copied = perf_counter()
-
     kernels: tuple[KernelTime, ...] = ()
-    if launches is None:
-        kernels = slot.profile(graphs, values, given.iterations)
-    else:
-        slot.launch(launches)
-    slot.launches += 1
-    slot.in_flight = True
-    outputs = slot.copy_out(plan, addresses, () if request.copy_kept else kept)
+    with slot.partitions.taken(request.share, request.sms) as partition:
+        launches = None if request.profile else graphs.bind(values, given.iterations, partition)
+        copied = perf_counter()
+        if launches is None:
+            kernels = slot.profile(graphs, values, given.iterations)
+        else:
+            slot.launch(launches)
+        slot.launches += 1
+        slot.in_flight = True
+        outputs = slot.copy_out(plan, addresses, () if request.copy_kept else kept)
     kernels_s = slot.stream.kernels.seconds()
     slot.kernels_s += kernels_s
     return SlotWork(outputs, copied, kernels_s, kernels, *admitted.tiers())

@@ -23,7 +23,7 @@ import msgspec
 from kaas.client.client import Client
 from kaas.errors import DeviceUnavailable, WrongAnswer
 from kaas.papers.workloads import WORKLOADS, Workload
-from kaas.parent_end import end_with_parent
+from kaas.scheduling.comparing.parent_end import end_with_parent
 from kaas.server.clients.keys import new_client
 
 if TYPE_CHECKING:

@@ -315,7 +315,9 @@ class ProgramSessions:
             case "trace":
                 return [await service.trace(float(bytes(frames[0])))]
             case "pardon":
-                return [YES if service.pool.pardon(bytes(frames[0]).decode()) else NO]
+                return [YES if service.pool.quarantine.pardon(bytes(frames[0]).decode()) else NO]
+            case "share":
+                service.pool.shares.set(specs.decode_share(frames[0]), session.name)
             case "upkeep":
                 await service.cache_command(bytes(frames[0]), self._refs(session, message.attached, frames))
             case "hold":

@@ -42,7 +42,8 @@ class Dispatch(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     victims: objects that its worker's cache gives up first, in this order, as far as the request needs room; then
     follow those that the cache's own rule chooses. Objects in use or pinned stay. promised: the request has waited for
-    this worker while others were free. sms: the streaming multiprocessors on which it runs; 0: all of them.
+    this worker while others were free. share: the name of its share of the device, "" if it has none. sms: the
+    streaming multiprocessors on which it runs; 0: all of them. Requests of one share may run on the same ones.
     """
 
     request: int
@@ -50,6 +51,7 @@ class Dispatch(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     slot: int
     victims: tuple[bytes, ...] = ()
     promised: bool = False
+    share: str = ""
     sms: int = 0
 
 

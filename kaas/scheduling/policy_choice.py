@@ -115,6 +115,8 @@ def physical(config: Config, devices: Sequence[Device]) -> tuple[PhysicalDevice,
     """Return devices as the policy of a pool gets them."""
     walls = client_executors(config)
     return tuple(
-        PhysicalDevice(i, each.kind, each.memory_bytes, each.speed, config.etask_workers, config.slots, walls)
+        PhysicalDevice(
+            i, each.kind, each.memory_bytes, each.speed, config.etask_workers, config.slots, walls, config.window_s
+        )
         for i, each in enumerate(devices)
     )

@@ -102,7 +102,7 @@ class Admin:
         except (IndexError, UnicodeDecodeError) as error:
             message = "pardon has a frame: the key of a function, as status has it, or of a kTask"
             raise InvalidRequest(message) from error
-        pardoned = self._service.pool.pardon(function)
+        pardoned = self._service.pool.quarantine.pardon(function)
         if pardoned:
             _log.warning("a function is pardoned", extra={"client": administrator, "function": function})
         return {"pardoned": pardoned}

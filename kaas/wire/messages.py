@@ -162,8 +162,8 @@ class PoolQuery(msgspec.Struct, frozen=True, array_like=True, tag=13):
     """Any other call of the pool. Frames: depend on it (`kaas.pool.program_sessions`). The reply is CallResult or
     CallFailure.
 
-    `what` is "status", "stats", "trace", "pardon", "upkeep" (a cache command), "stop" (the frame b"0" replies that the
-    pool goes on, since it is a server's) or "hold".
+    `what` is "status", "stats", "trace", "pardon", "share", "upkeep" (a cache command), "stop" (the frame b"0" replies
+    that the pool goes on, since it is a server's) or "hold".
     """
 
     number: int
@@ -214,7 +214,7 @@ class RunInvocation(msgspec.Struct, frozen=True, array_like=True, tag=31):
 
     `keep` has keys of outputs that stay on the device, as the Invocation lists them. With `deferred` the outputs do not
     come in frames but as a deferred result, which is collected. `victims` has keys of objects that leave the device
-    first, as far as the invocation needs room.
+    first, as far as the invocation needs room. Its kernels run on `sms` SMs, 0 for all: those of `share`.
     """
 
     number: int
@@ -223,6 +223,8 @@ class RunInvocation(msgspec.Struct, frozen=True, array_like=True, tag=31):
     deferred: bool = False
     attached: Sequence[ExecutorAttachment] = ()
     victims: Sequence[bytes] = ()
+    share: str = ""
+    sms: int = 0
 
 
 class CacheCommand(msgspec.Struct, frozen=True, array_like=True, tag=32):

@@ -78,6 +78,19 @@ class Invocation(msgspec.Struct, frozen=True, array_like=True):
     """The session of the program that sent it: the request ends with the session. "" if it does not."""
 
 
+class ShareSpec(msgspec.Struct, frozen=True, array_like=True):
+    """A program's wish for the share of a function or a client.
+
+    functions: the keys of the function's kTasks, those with constants as `key@constants`; empty for a client's share.
+    label: the function's name for people. share: sms, the least and the most of the quota; None: no share.
+    """
+
+    functions: tuple[str, ...]
+    client: str
+    label: str
+    share: tuple[float, float, float] | None
+
+
 class CacheCommandSpec(msgspec.Struct, frozen=True, array_like=True):
     """A program's command to the caches of one device, or of all devices.
 
@@ -184,6 +197,7 @@ def without_keep(message: bytes) -> bytes:
 encode = msgspec.msgpack.encode
 decode_invocation = msgspec.msgpack.Decoder(Invocation).decode
 decode_cache_command = msgspec.msgpack.Decoder(CacheCommandSpec).decode
+decode_share = msgspec.msgpack.Decoder(ShareSpec).decode
 decode_decided = msgspec.msgpack.Decoder(CacheDecisionSpec).decode
 decode_function = msgspec.msgpack.Decoder(FunctionSpec).decode
 decode_etask = msgspec.msgpack.Decoder(ETaskSpec).decode

@@ -117,7 +117,9 @@ class ExecutorWorker:
         info, slots = device.info(), options["slots"]
         code = namespace() if self._device.kind == "software" else ""
         of_device = info.name, info.memory_bytes, info.compute_capability
-        return WorkerInfo(os.getpid(), self._node, *of_device, slots, code=code)
+        with device.context:
+            sms, step = device.partitions.sizes
+        return WorkerInfo(os.getpid(), self._node, *of_device, slots, code=code, sms=sms, sm_step=step)
 
     def serve(self, executor: Executor, address: messages.Address) -> None:
         """Connect to the pool. The executor is open, with the options' slots, and its `on_write_back` is `written`.
@@ -252,6 +254,8 @@ class ExecutorWorker:
                 message.keep,
                 not message.deferred,
                 message.victims,
+                message.share,
+                message.sms,
             )
         except Exception as error:  # noqa: BLE001 - any error is the reply to this request
             done, outputs = self._failure(message.number, error)

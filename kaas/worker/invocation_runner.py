@@ -100,20 +100,22 @@ class InvocationRunner:
         keep: Sequence[bytes] = (),
         copy: bool = False,
         victims: Sequence[bytes] = (),
+        share: str = "",
+        sms: int = 0,
     ) -> RunResult:
         """Run an invocation.
 
-        `keep` has keys of the outputs that stay on the device. With `copy` they come back too. `victims` are those of
-        `RunRequest`.
+        `keep` has keys of the outputs that stay on the device. With `copy` they come back too. `victims`, `share` and
+        `sms` are those of `RunRequest`.
 
         Raises:
             The errors of `Executor.run`, and KaasError for an unknown function.
         """
         try:
-            return self._attempt(invocation, attached, objects, slot, keep, copy, victims)
+            return self._attempt(invocation, attached, objects, slot, keep, copy, victims, share, sms)
         except InputFailed as failed:
             lost = _lost(failed)
-        again = partial(self._attempt, invocation, attached, objects, slot, keep, copy, victims)
+        again = partial(self._attempt, invocation, attached, objects, slot, keep, copy, victims, share, sms)
         return self._with_inputs(again, objects, slot, lost)
 
     def _attempt(
@@ -125,6 +127,8 @@ class InvocationRunner:
         keep: Sequence[bytes] = (),
         copy: bool = False,
         victims: Sequence[bytes] = (),
+        share: str = "",
+        sms: int = 0,
     ) -> RunResult:
         began_s = None if invocation.function in self._functions else perf_counter()
         spec, task = self._function(invocation.function)
@@ -146,6 +150,8 @@ class InvocationRunner:
             keep=kept,
             copy_kept=copy,
             victims=victims,
+            share=share,
+            sms=sms,
         )
         result = self.executor.run(request, slot)
         if registered_s:  # decoding a kTask of many kernels takes long, too

@@ -237,7 +237,7 @@ def test_many_shapes_of_requests_need_two_instances_at_most(executor: Executor, 
     for k in range(8):
         run(executor, task, {"a": InputSource(ints(k), key=b"instance-%d" % k), "b": ints(k)})
         run(executor, task, {"a": ints(k), "b": InputSource(ints(k), key=b"instance-%d" % k)})
-    assert len(graphs_of(executor, task)._chains[1]._instances) == 2
+    assert len(graphs_of(executor, task)._chains[1, None]._instances) == 2
 
 
 @pytest.mark.parametrize("client", ["second", ""])

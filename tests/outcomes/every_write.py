@@ -316,7 +316,7 @@ async def pool_run(folder: Path, _: None, failing: Callable[[], Any]) -> None:
         await pool_works(service, ground)
     service._store._change({})  # as a few seconds later
     assert service.pool._accounts is not None
-    kept = (set(service.registry._functions), service.pool._quarantine.records, service.pool._accounts.charged_s())
+    kept = (set(service.registry._functions), service.pool.quarantine.records, service.pool._accounts.charged_s())
     killed = folder.with_name(folder.name + " killed")
     shutil.copytree(folder, killed)
     await asyncio.wait_for(service.stop(), TIMEOUT_S)

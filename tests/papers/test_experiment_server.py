@@ -23,7 +23,7 @@ pytestmark = pytest.mark.processes
 
 _PARENT = """
 import subprocess, sys
-from kaas.parent_end import end_with_parent
+from kaas.scheduling.comparing.parent_end import end_with_parent
 child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], preexec_fn=end_with_parent)
 print(child.pid, flush=True)
 input()

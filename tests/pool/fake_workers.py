@@ -15,7 +15,7 @@ from kaas.executor.cache.tiers import TierUse
 from kaas.pool.core import core, runs
 from kaas.pool.core.core import Pool
 from kaas.pool.executors.transport import CacheOrder, Compilation, WorkerCall, WorkerLost, WorkerReply
-from kaas.scheduling.decisions import EvictTo, StartWorker
+from kaas.scheduling.decisions import Dispatch, EvictTo, StartWorker
 from kaas.wire.specs import RunRecord
 from kaas.wire.status.status import WorkerInfo
 from tests.timeouts import TIMEOUT_S
@@ -32,6 +32,7 @@ class FakeWorkers:
     def __init__(self, info: WorkerInfo = INFO) -> None:
         self.info = info
         self.runs: list[tuple[int, str, asyncio.Future[WorkerReply]]] = []
+        self.dispatches: list[Dispatch] = []
         self.slots: list[int] = []
         self.ends: dict[int, asyncio.Future[str]] = {}
         self.killed: list[int] = []
@@ -54,11 +55,12 @@ class FakeWorkers:
             raise WorkerLost(await asyncio.shield(self.ends[start.worker]))
         return self.info
 
-    async def run(self, worker: int, slot: int, call: WorkerCall, victims: Sequence[bytes] = ()) -> WorkerReply:
+    async def run(self, call: WorkerCall, dispatch: Dispatch) -> WorkerReply:
         answer: asyncio.Future[WorkerReply] = asyncio.get_running_loop().create_future()
-        self.slots.append(slot)
-        self.victims.append(victims)
-        self.runs.append((worker, call.label, answer))
+        self.dispatches.append(dispatch)
+        self.slots.append(dispatch.slot)
+        self.victims.append(dispatch.victims)
+        self.runs.append((dispatch.worker, call.label, answer))
         return await answer
 
     async def compile(self, call: WorkerCall) -> Compilation:

@@ -186,13 +186,14 @@ class LoadedKernel:
     """A kernel as a graph can launch it.
 
     Fields:
+        kernel: in every context of the device. handle: in its primary context.
         params: (offset, bytes) of each parameter in the parameter space.
         max_threads: of a block of this kernel. static_shared_bytes: shared memory that the code declares.
         local_bytes: local memory of a thread.
     """
 
     def __init__(self, kernel: Any, device: Any) -> None:
-        self._kernel = kernel
+        self.kernel = kernel
         self._device = device
         self._dynamic_shared_bytes = 0
         self.handle = call(driver.cuKernelGetFunction, kernel)
@@ -207,16 +208,16 @@ class LoadedKernel:
         if nbytes <= self._dynamic_shared_bytes:
             return
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        call(driver.cuKernelSetAttribute, attribute, nbytes, self._kernel, self._device)
+        call(driver.cuKernelSetAttribute, attribute, nbytes, self.kernel, self._device)
         self._dynamic_shared_bytes = nbytes
 
     def _attribute(self, attribute: Any) -> int:
-        return int(call(driver.cuKernelGetAttribute, attribute, self._kernel, self._device))
+        return int(call(driver.cuKernelGetAttribute, attribute, self.kernel, self._device))
 
     def _read_params(self) -> Iterator[tuple[int, int]]:
         index = 0
         while True:
-            status, offset, nbytes = driver.cuKernelGetParamInfo(self._kernel, index)
+            status, offset, nbytes = driver.cuKernelGetParamInfo(self.kernel, index)
             if int(status) == driver.CUresult.CUDA_ERROR_INVALID_VALUE:
                 return  # one past the last parameter: the driver has no call for their number
             check("cuKernelGetParamInfo", status)

@@ -24,6 +24,7 @@ from kaas.executor.device.device_memory import HOST_ROOM, HostMemory, MemoryPool
 from kaas.executor.device.driver_errors import call
 from kaas.executor.device.graphs import Graph, KernelNode
 from kaas.executor.device.monitor import CurrentContext
+from kaas.executor.device.partitions import Partitions
 from kaas.executor.device.streams import EventPair, Stream
 from kaas.executor.device.windows.gpu_window import GpuWindow
 from kaas.executor.device.windows.pages import Pages
@@ -131,7 +132,7 @@ class OpenDevice:
         ordinal: its number, as this process sees it. limits: of launches. context: of its calls.
         cancels: True if `cancel` can end kernels; False for GPUs.
         checks: True if the device checks the memory accesses of its kernels (memcheck).
-        windows: makes the windows of clients. pages: the memory in these.
+        windows: makes the windows of clients. pages: the memory in these. partitions: of its SMs.
     """
 
     def __init__(self, kind: str, handle: Any, context: Any, memory_bytes: int | None, parts: int = 1) -> None:
@@ -150,6 +151,7 @@ class OpenDevice:
         )
         self._info = DeviceInfo(kind, name, min(total, memory_bytes or total) // parts, capability)
         self.pages = Pages(handle, name, on_host=kind == "software")
+        self.partitions = Partitions(handle)
         self._sampled: Callable[[], float] | None = None
         self._unsampled = kind == "software"
         self.limits = self._read_limits()
@@ -211,6 +213,7 @@ class OpenDevice:
 
     def close(self) -> None:
         """Release the primary context. All resources of this device must be closed before."""
+        self.partitions.close()
         self.pages.trim()
         call(driver.cuDevicePrimaryCtxRelease, self._handle)
 

@@ -11,6 +11,7 @@ from cuda.bindings import driver
 
 from kaas.executor.device.code import LoadedKernel
 from kaas.executor.device.driver_errors import call, check
+from kaas.executor.device.partitions import SmPartition
 from kaas.executor.device.streams import Stream
 
 
@@ -29,13 +30,17 @@ class ParameterBlock:
 
     __slots__ = ("_launch", "_pointers", "memory", "node_params")
 
-    def __init__(self, launch: KernelNode, initial: bytes) -> None:
+    def __init__(self, launch: KernelNode, initial: bytes, partition: SmPartition | None = None) -> None:
+        """partition: of the device, which runs the kernel; None: the whole device."""
         self.memory = bytearray(initial or b"\0")
         base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         offsets = [offset for offset, _ in launch.function.params]
         self._pointers = (ctypes.c_void_p * max(1, len(offsets)))(*(base + offset for offset in offsets))
         params = driver.CUDA_KERNEL_NODE_PARAMS()
-        params.func = launch.function.handle
+        if partition is None:
+            params.func = launch.function.handle
+        else:
+            params.kern, params.ctx = launch.function.kernel, partition.context
         params.gridDimX, params.gridDimY, params.gridDimZ = launch.grid
         params.blockDimX, params.blockDimY, params.blockDimZ = launch.block
         params.sharedMemBytes = launch.shared_bytes

@@ -139,8 +139,12 @@ class DeviceContext:
     ) -> None:
         if isinstance(error, DeviceLost):
             self._monitor.lose(error)
-        else:
+            return
+        try:
             self._current.leave()
+        except DeviceLost:
+            if not self._monitor.closed:  # else the executor has ended the context meanwhile
+                raise
 
 
 # --- the run limit

@@ -18,6 +18,7 @@ import msgspec
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.device_memory import HOST_ROOM
 from kaas.executor.device.graphs import Graph, GraphInstance
+from kaas.executor.device.partitions import SmPartition
 from kaas.executor.device.streams import EventPair, Stream
 from kaas.executor.device.windows.window import ClientWindow
 from kaas.executor.plan.arena import Layout
@@ -37,6 +38,9 @@ MAX_INSTANCES = 2
 CHAIN_GROWTH = 4
 """The ratio of lengths of a chain and the next shorter one. A chain is made for requests that launch it at least so
 many times: for fewer launches, changing its many parameters takes longer than the launches that it saves."""
+
+MAX_CHAINS = 32
+"""Beyond them, the graphs that were made first for a part of the device are closed."""
 
 MAX_CHAIN_KERNELS = 128
 """The most kernels of a chain: its launch then costs little compared with even the smallest kernels."""
@@ -86,7 +90,7 @@ class GraphCache:
         self.plan = plan
         self._device = device
         self._event_pairs: list[EventPair] = []
-        self._chains = {1: _Chain(plan, device.graph(), 1)}
+        self._chains: dict[tuple[int, SmPartition | None], _Chain] = {(1, None): _Chain(plan, device.graph(), 1)}
         self._layouts: dict[tuple[int, int], Layout] = {}
         self._placements: dict[tuple[int, int], ArenaPlacement] = {}
 
@@ -112,24 +116,26 @@ class GraphCache:
             known = self._placements[resident, kept] = ArenaPlacement(arena, addresses, tuple(elsewhere))
         return known
 
-    def bind(self, values: LaunchValues, iterations: int = 1) -> Launches:
+    def bind(self, values: LaunchValues, iterations: int = 1, partition: SmPartition | None = None) -> Launches:
         """Return the launches that run the kernels so many times with these values.
+
+        partition: of the device, on which they run; None: the whole device.
 
         Raises:
             OutOfDeviceMemory: this process may not take the local memory of the kernels.
         """
         self._check_room()
         if iterations == 1:
-            return [(self._chains[1].bind(values).graph, 1)]
+            return [(self._chain(1, partition).bind(values).graph, 1)]
         parts = split(iterations, len(self.plan.launches))
-        return [(self._chain(length).bind(values).graph, times) for length, times in parts]
+        return [(self._chain(length, partition).bind(values).graph, times) for length, times in parts]
 
     def profile(self, values: LaunchValues, stream: Stream, iterations: int = 1) -> tuple[KernelTime, ...]:
         """Run the kernels so many times with these values, without the graph, and return their times."""
         self._check_room()
         if not self._event_pairs:
             self._event_pairs = [EventPair() for _ in range(_EVENT_PAIRS)]
-        blocks = self._chains[1].bind(values).blocks
+        blocks = self._chain(1, None).bind(values).blocks
         kernels = self.plan.task.kernels
         times = launch_timed(blocks, iterations, stream, self._event_pairs)
         return tuple(
@@ -148,10 +154,12 @@ class GraphCache:
         if self.plan.local_bytes:
             HOST_ROOM.check(self.plan.local_bytes, self._device.info().name)
 
-    def _chain(self, length: int) -> _Chain:
-        chain = self._chains.get(length)
+    def _chain(self, length: int, partition: SmPartition | None) -> _Chain:
+        chain = self._chains.get((length, partition))
         if chain is None:
-            chain = self._chains[length] = _Chain(self.plan, self._device.graph(), length)
+            if len(self._chains) >= MAX_CHAINS:
+                self._chains.pop(next(key for key in self._chains if key[1] is not None)).close()
+            chain = self._chains[length, partition] = _Chain(self.plan, self._device.graph(), length, partition)
         return chain
 
 
@@ -244,11 +252,12 @@ def split(iterations: int, kernels: int) -> list[tuple[int, int]]:
 class _Chain:
     """A graph of several iterations, which run one after the other, and its instances."""
 
-    def __init__(self, plan: Plan, graph: Graph, length: int) -> None:
+    def __init__(self, plan: Plan, graph: Graph, length: int, partition: SmPartition | None = None) -> None:
         self._plan = plan
         self._graph = graph
+        self._partition = partition
         self._instances: list[_Instance] = []
-        _build(plan, graph, length)
+        _build(plan, graph, length, partition)
 
     def bind(self, values: LaunchValues) -> _Instance:
         """Re-point the instance that differs least from these values, and return it."""
@@ -260,7 +269,8 @@ class _Chain:
             if best is None or changes.patches < best[1].patches:
                 best = instance, changes
         if len(self._instances) < MAX_INSTANCES:
-            instance = _Instance(self._plan, self._graph.instantiate(len(self._plan.launches)))
+            graph = self._graph.instantiate(len(self._plan.launches))
+            instance = _Instance(self._plan, graph, self._partition)
             self._instances.append(instance)
             best = instance, instance.changes(values)
         assert best is not None
@@ -275,12 +285,12 @@ class _Chain:
         self._graph.close()
 
 
-def _build(plan: Plan, graph: Graph, length: int) -> None:
+def _build(plan: Plan, graph: Graph, length: int, partition: SmPartition | None) -> None:
     after: list[list[int]] = [[] for _ in plan.launches]
     for before, later in plan.task.edges:
         after[later].append(before)
     last = set(range(len(after))).difference(before for before, _ in plan.task.edges)
-    blocks = plan.parameter_blocks()
+    blocks = plan.parameter_blocks(partition)
     try:
         for start in range(0, length * len(blocks), len(blocks)):
             former = [start - len(blocks) + index for index in last] if start else []
@@ -310,10 +320,10 @@ class _Instance:
 
     __slots__ = ("_memories", "_plan", "_values", "blocks", "graph")
 
-    def __init__(self, plan: Plan, graph: GraphInstance) -> None:
+    def __init__(self, plan: Plan, graph: GraphInstance, partition: SmPartition | None) -> None:
         self.graph = graph
         self._plan = plan
-        self.blocks = plan.parameter_blocks()
+        self.blocks = plan.parameter_blocks(partition)
         self._memories = [block.memory for block in self.blocks]
         self._values: LaunchValues | None = None
 

@@ -15,6 +15,7 @@ from kaas.errors import ArgumentMismatch, LaunchLimit
 from kaas.executor.device.code import LoadedKernel
 from kaas.executor.device.device import LaunchLimits
 from kaas.executor.device.graphs import KernelNode, ParameterBlock
+from kaas.executor.device.partitions import SmPartition
 from kaas.executor.plan.arena import ArenaBuffer, HappensBefore, Layout, lay_apart, lay_out
 from kaas.executor.plan.globals import Globals
 from kaas.executor.plan.loaded_kernels import LoadedKernels
@@ -108,9 +109,12 @@ class Plan:
         arena_buffers = [buffer for buffer in self.arena_buffers if buffer.index not in cached]
         return lay_apart(arena_buffers) if self.apart else lay_out(arena_buffers, self.order)
 
-    def parameter_blocks(self) -> list[ParameterBlock]:
-        """Return the parameters of each launch, in new host memory, with zeros in the places of patches."""
-        return [ParameterBlock(*each) for each in zip(self.launches, self.parameters, strict=True)]
+    def parameter_blocks(self, partition: SmPartition | None = None) -> list[ParameterBlock]:
+        """Return the parameters of each launch, in new host memory, with zeros in the places of patches.
+
+        partition: of the device, which runs the kernels; None: the whole device.
+        """
+        return [ParameterBlock(*each, partition) for each in zip(self.launches, self.parameters, strict=True)]
 
     @property
     def private_mask(self) -> int:

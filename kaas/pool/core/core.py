@@ -23,6 +23,7 @@ from kaas.pool.core.profiles import Profiles
 from kaas.pool.core.quarantine import Quarantine
 from kaas.pool.core.requests import IN_QUEUE, Backlog, Request, Requests, RequestState
 from kaas.pool.core.runs import Runs
+from kaas.pool.core.shares import PoolShares
 from kaas.pool.core.workers import GRACE_S, WorkerManager, WorkerRecord, adopted
 from kaas.pool.executors.transport import Survivor, WorkerCall, WorkerReply, WorkerTransport
 from kaas.pool.observing import event_log
@@ -60,8 +61,8 @@ class Pool:
 
     Fields:
         caches: carries out commands about the workers' caches. compilations: of the kTasks' code; None: workers do it.
-        events: tells the operator of workers and faults. reports: figures of the answered requests.
-        stopped: the pool was closed.
+        events: tells the operator of workers and faults. reports: figures of the answered requests. shares: of
+            functions and clients. quarantine: of those that have ended devices. stopped: the pool was closed.
     """
 
     def __init__(self, name: str, config: Config, transport: WorkerTransport) -> None:
@@ -81,22 +82,22 @@ class Pool:
         self._requests = Requests(self._backlog, lambda request: self.caches.ended(request))
         self._manager = WorkerManager(self, transport, self._background, config.start_limit_s)
         self._workers: Mapping[int, WorkerRecord] = self._manager.workers
-        self._quarantine = Quarantine(config.faults_allowed, None, config.client_faults_allowed)
+        self.quarantine = Quarantine(config.faults_allowed, None, config.client_faults_allowed)
         self.events = event_log.EventLog()
         self.reports = Reports(self._requests, self._workers, self._devices, self._background, self.events)
         limit_s = config.run_limit_s
         self._runs = Runs(
-            self, transport, self._background, self._manager, self._requests, self._quarantine, self.events, limit_s
+            self, transport, self._background, self._manager, self._requests, self.quarantine, self.events, limit_s
         )
-        count, ledger = len(self._devices), self.reports.ledger
-        self.caches: CacheCommands = CacheCommands(
-            self, self._runs, self._workers, count, transport, self._background, ledger, limit_s + GRACE_S
-        )
+        ledger = self.reports.ledger
+        of_caches = len(self._devices), transport, self._background, ledger, limit_s + GRACE_S
+        self.caches: CacheCommands = CacheCommands(self, self._runs, self._workers, *of_caches)
         ahead = config.isolation != "none"
         self.compilations = Compilations(transport, self._background, ledger) if ahead else None
         self._use: DeviceUse | None = None
         if (every_s := self._policy.utilisation_every_s) is not None:
             self._use = DeviceUse(every_s, self._requests, self._workers, transport, self._background, self.handle)
+        self.shares = PoolShares(self.handle)
         self._sessions = Sessions()
         self._accounts: ClientAccounts | None = None
         self._broken: KaasError | None = None
@@ -117,7 +118,7 @@ class Pool:
         charged_s: dict[str, float] = {}
         if store is not None:
             self._accounts = ClientAccounts(store, self._loop)
-            self._quarantine.open(store)
+            self.quarantine.open(store)
             self._profiles.open(store)
             charged_s = self._accounts.charged_s()
         now_s = self._loop.time()
@@ -125,6 +126,7 @@ class Pool:
             self._adopt(survivor, now_s)
         for client in dict.fromkeys((*self._config.clients, *charged_s)):
             self.handle(client_known(now_s, client, self._config.clients.get(client), charged_s.get(client, 0.0)))
+        self.shares.regrant(self._config.clients)
         self.handle(Tick(now_s))
 
     def _adopt(self, survivor: Survivor, now_s: float) -> None:
@@ -139,6 +141,7 @@ class Pool:
     def regrant(self, clients: Mapping[str, ClientSettings]) -> None:
         """Replace the clients' settings in the configuration. Charges and queued requests stay."""
         before = self._config.clients
+        self.shares.regrant(clients)
         self._config = replace(self._config, clients=dict(clients))
         self._backlog.regrant(clients)
         for client in {**before, **clients}:
@@ -205,7 +208,7 @@ class Pool:
         self.check_open()
         now_s, compilation = self._loop.time(), None
         try:
-            if self._quarantine.records and (refusal := self._quarantine.refusal(call.identity, call.client)):
+            if self.quarantine.records and (refusal := self.quarantine.refusal(call.identity, call.client)):
                 raise refusal
             if self.compilations is not None and call.task not in self.compilations.done:
                 compilation, inputs_ready = self.compilations.wanted(call, inputs_ready)
@@ -224,6 +227,7 @@ class Pool:
         if request.flow not in self._profiles.told:
             for known in self._profiles.tell(request, now_s):
                 self.handle(known)
+        request.share = self.shares.of(call)
         self.handle(request.arrival(now_s))
         self._sessions.uses(call.session, call.client)
         return request
@@ -269,6 +273,7 @@ class Pool:
             request.answer.cancel()  # the code that awaits the answer calls `cancelled`, which abandons a run
             if request.state in IN_QUEUE:
                 self._abandon(request)
+        self.shares.session_ended(session)
         for client in self._sessions.end(session):
             if self._accounts is not None:
                 self._accounts.forget(client)
@@ -310,10 +315,6 @@ class Pool:
         if self._accounts is not None and (not abandoned or client in self._sessions):
             self._accounts.charge(client, device_s)
 
-    def pardon(self, function: str) -> bool:
-        """Forget the faults of a function or a client, as `Quarantine.pardon` does."""
-        return self._quarantine.pardon(function)
-
     # --- the policy
 
     def handle(self, event: Event) -> None:
@@ -332,7 +333,7 @@ class Pool:
                         if worker.spare:
                             worker.give(request.call.client)
                             self.caches.repeat(worker)
-                        self._runs.dispatch(request, worker, decision.slot, decision.victims)
+                        self._runs.dispatch(request, worker, decision)
                     case Reject():
                         error = DeviceUnavailable(f"pool {self._name!r}: {decision.reason}")
                         self.end(requests[decision.request], error)
@@ -349,15 +350,14 @@ class Pool:
 
     def _decide(self, event: Event) -> list[Decision]:
         """Return the policy's decisions on an event; measure its time, and record them if so configured."""
-        recorder, ledger, began_s = self._recorder, self.reports.ledger, perf_counter()
+        recorder, began_s = self._recorder, perf_counter()
         try:
             decisions = self._policy.handle(event)
         except PolicyError:
             if recorder is not None:
                 recorder.write(event, (), raised=True)
             raise
-        ledger.policy_s += perf_counter() - began_s
-        ledger.policy_events += 1
+        self.reports.ledger.decided(perf_counter() - began_s)
         if recorder is not None:
             recorder.write(event, decisions)
         return decisions
@@ -384,7 +384,7 @@ class Pool:
         self.caches.repeat(worker)
 
     def gone(self, worker: WorkerRecord, reason: str) -> None:
-        """End a worker that has ended or must end; later calls for the same worker do nothing."""
+        """End a worker, as `Runs.gone` does."""
         self._runs.gone(worker, reason)
 
     # --- figures
@@ -397,4 +397,4 @@ class Pool:
         """Return the pool's status for `kaas.status()`. functions: labels of the registered functions."""
         broken = str(self._broken) if self._broken else None
         now = self.reports.status(self._name, self._config, self.caches.pins)
-        return replace(now, functions=functions, broken=broken, quarantined=self._quarantine.status())
+        return replace(now, functions=functions, broken=broken, quarantined=self.quarantine.status())

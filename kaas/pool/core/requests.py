@@ -66,6 +66,7 @@ class Request(msgspec.Struct, eq=False):
 
     Fields:
         flow: the function's name for policies. With other constants it is another function, cached on other devices.
+        share: the name of its share of a device, "" if it has none.
         state: is changed by `Requests.move` only.
         attempt: 1, and one more for each later one. alone: no other request may run on the same worker: a worker ended
             while it ran this request. retries_used: how many of the retries of `call` are used.
@@ -83,6 +84,7 @@ class Request(msgspec.Struct, eq=False):
     answer: ImmediateFuture[Any]
     state: RequestState
     flow: str = ""
+    share: str = ""
     attempt: int = 1
     alone: bool = False
     worker: int | None = None
@@ -112,6 +114,7 @@ class Request(msgspec.Struct, eq=False):
             attempt=self.attempt,
             kind=call.kind,
             alone=self.alone,
+            share=self.share,
         )
 
     def deadline_exceeded(self, now_s: float, run_limit_s: float) -> DeadlineExceeded:

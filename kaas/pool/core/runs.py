@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ from kaas.pool.executors.transport import WorkerLost, WorkerReply, WorkerTranspo
 from kaas.pool.immediate_future import ImmediateFuture
 from kaas.pool.observing import event_log
 from kaas.pool.observing.event_log import EventLog
+from kaas.scheduling.decisions import Dispatch
 from kaas.scheduling.events import (
     Event,
     Ordered,
@@ -90,17 +90,18 @@ class Runs:
         self._loop = asyncio.get_running_loop()
         self.limits = RunLimits(run_limit_s, self._workers, self._overrun, self._loop)
 
-    def dispatch(self, request: Request, worker: WorkerRecord, slot: int, victims: Sequence[bytes] = ()) -> None:
-        """Run a request in a slot of a worker. victims: as in `Dispatch`."""
+    def dispatch(self, request: Request, worker: WorkerRecord, decision: Dispatch) -> None:
+        """Run a request on a worker as the policy has decided."""
         self._requests.move(request, RequestState.RUNNING)
-        request.worker, request.device, request.slot = worker.id, worker.device.index, slot
+        request.worker, request.device, request.slot = worker.id, worker.device.index, decision.slot
         request.dispatched_s = self._loop.time()
         worker.running[request.id] = request
-        self.run(request, worker, victims)
+        self.run(request, worker, decision)
 
-    def run(self, request: Request, worker: WorkerRecord, victims: Sequence[bytes] = ()) -> None:
+    def run(self, request: Request, worker: WorkerRecord, decision: Dispatch | None = None) -> None:
         """Send a request to its worker, or wait for the reply of a request that an adopted worker runs already."""
-        run = self._transport.run(worker.id, request.slot, request.call, victims)
+        decision = decision or Dispatch(request.id, worker.id, request.slot)
+        run = self._transport.run(request.call, decision)
         self.limits.begun(request)
         if not isinstance(run, ImmediateFuture):
             run = ImmediateFuture.of(self._background.begin(run))

@@ -90,7 +90,8 @@ class WorkerRecord:
         """Return the event that tells a policy of the worker. cache_bytes: limit of the worker's cache, if any."""
         assert self.info is not None, "it is ready"
         memory_bytes = _cache_bytes(self.info, cache_bytes)
-        return WorkerReady(now_s, self.id, self.kind, self.device.index, self.info.slots, memory_bytes)
+        sizes = self.info.slots, memory_bytes, self.info.sms, self.info.sm_step
+        return WorkerReady(now_s, self.id, self.kind, self.device.index, *sizes)
 
 
 def _cache_bytes(info: WorkerInfo, cache_bytes: int | None) -> int:
@@ -113,7 +114,8 @@ def adopted(
         worker.running[request.id] = request
         running.append(Running(request.id, slot, call.client, call.function))
     size, serves = (info.slots, _cache_bytes(info, cache_bytes)), (start.client, start.function)
-    arrival = WorkerAdopted(now_s, worker.id, start.kind, device.index, *size, *serves, tuple(running))
+    sms = info.sms, info.sm_step
+    arrival = WorkerAdopted(now_s, worker.id, start.kind, device.index, *size, *serves, tuple(running), *sms)
     cached = [Residency(now_s, worker.id, survivor.cached, ())] if survivor.cached else []
     return worker, [arrival, *cached]
 

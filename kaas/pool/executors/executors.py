@@ -19,7 +19,7 @@ from kaas.pool.executors.residents import Placed, Residents
 from kaas.pool.executors.transport import CacheOrder, Compilation, Survivor, WorkerCall, WorkerLost, WorkerReply
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.immediate_future import ImmediateFuture
-from kaas.scheduling.decisions import EvictTo, StartWorker
+from kaas.scheduling.decisions import Dispatch, EvictTo, StartWorker
 from kaas.wire import messages, specs
 from kaas.wire.connections.router import Peer, Router
 from kaas.wire.error_codec import encode_error
@@ -144,12 +144,12 @@ class Executors:
     # --- calls
 
     def run(
-        self, worker: int, slot: int, call: WorkerCall, victims: Sequence[bytes] = ()
+        self, call: WorkerCall, dispatch: Dispatch
     ) -> ImmediateFuture[WorkerReply] | Coroutine[Any, Any, WorkerReply]:
         """Send a run to its executor, before this returns."""
-        connection, payload = self._connections.get(worker), call.payload
+        connection, payload, slot = self._connections.get(dispatch.worker), call.payload, dispatch.slot
         if connection is None or isinstance(payload, Survived):
-            return self._orphan(worker, slot)
+            return self._orphan(dispatch.worker, slot)
         function: RegisteredFunction = payload.function
         attached: Sequence[messages.ExecutorAttachment] = ()
         frames, files = payload.frames, list[int]()
@@ -162,9 +162,9 @@ class Executors:
         connection.introduce(function)
         number = next(self._numbers)
         deferred = not (function.inline or payload.direct)
-        header = messages.RunInvocation(
-            number, slot, tuple(payload.keep.values()) if payload.keep else (), deferred, attached, victims
-        )
+        keep = tuple(payload.keep.values()) if payload.keep else ()
+        decided = dispatch.victims, dispatch.share, dispatch.sms
+        header = messages.RunInvocation(number, slot, keep, deferred, attached, *decided)
         if deferred:
             return self._collected(
                 connection, payload, connection.ask(number, header, frames, payload.refs, whole, files)

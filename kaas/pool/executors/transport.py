@@ -10,7 +10,7 @@ import msgspec
 
 from kaas.errors import KaasError
 from kaas.pool.immediate_future import ImmediateFuture
-from kaas.scheduling.decisions import EvictTo, StartWorker
+from kaas.scheduling.decisions import Dispatch, EvictTo, StartWorker
 from kaas.scheduling.events import ObjectUse, WorkerKind
 from kaas.wire.specs import RunRecord
 from kaas.wire.status.status import WorkerInfo
@@ -111,9 +111,9 @@ class WorkerTransport(Protocol):
         ...
 
     def run(
-        self, worker: int, slot: int, call: WorkerCall, victims: Sequence[bytes] = ()
+        self, call: WorkerCall, dispatch: Dispatch
     ) -> ImmediateFuture[WorkerReply] | Coroutine[Any, Any, WorkerReply]:
-        """Run a call; fail with WorkerLost if the worker ends first. victims: as in `Dispatch`.
+        """Run a call as the policy has decided; fail with WorkerLost if the worker ends first.
 
         An ImmediateFuture ends in the turn of the loop in which the reply arrives.
         """

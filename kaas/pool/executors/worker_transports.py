@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from kaas.pool.executors.transport import CacheOrder, Compilation, WorkerCall, WorkerReply, WorkerTransport
 from kaas.pool.immediate_future import ImmediateFuture
-from kaas.scheduling.decisions import EvictTo, StartWorker
+from kaas.scheduling.decisions import Dispatch, EvictTo, StartWorker
 from kaas.scheduling.events import WorkerKind
 from kaas.wire.status.status import WorkerInfo
 
@@ -18,7 +18,7 @@ class Lifetimes(Protocol):
     async def start(self, start: StartWorker) -> WorkerInfo: ...
 
     def run(
-        self, worker: int, slot: int, call: WorkerCall
+        self, call: WorkerCall, dispatch: Dispatch
     ) -> ImmediateFuture[WorkerReply] | Coroutine[Any, Any, WorkerReply]: ...
 
     async def ended(self, worker: int) -> str: ...
@@ -42,11 +42,9 @@ class WorkerTransports:
         return self._transport_of(start.worker).start(start)
 
     def run(
-        self, worker: int, slot: int, call: WorkerCall, victims: Sequence[bytes] = ()
+        self, call: WorkerCall, dispatch: Dispatch
     ) -> ImmediateFuture[WorkerReply] | Coroutine[Any, Any, WorkerReply]:
-        if worker in self._etask_ids:
-            return self._etask_workers.run(worker, slot, call)
-        return self._executors.run(worker, slot, call, victims)
+        return self._transport_of(dispatch.worker).run(call, dispatch)
 
     def ended(self, worker: int) -> Coroutine[Any, Any, str]:
         return self._transport_of(worker).ended(worker)

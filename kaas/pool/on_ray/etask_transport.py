@@ -16,7 +16,7 @@ from kaas.pool.executors.transport import WorkerCall, WorkerLost, WorkerReply
 from kaas.pool.on_ray.fetching import fetched
 from kaas.pool.on_ray.hosts import Resources, one_line
 from kaas.pool.on_ray.readiness import Readiness
-from kaas.scheduling.decisions import StartWorker
+from kaas.scheduling.decisions import Dispatch, StartWorker
 from kaas.wire import specs
 from kaas.wire.outputs import Packed, StoredOutput, unpacked
 from kaas.wire.status.status import WorkerInfo
@@ -55,12 +55,12 @@ class ETaskWorkers:
         self._start_s[start.worker] = clock() - began
         return info
 
-    async def run(self, worker: int, slot: int, call: WorkerCall) -> WorkerReply:  # noqa: ARG002 - it has one slot
+    async def run(self, call: WorkerCall, dispatch: Dispatch) -> WorkerReply:
         """Run a call; raise WorkerLost if the worker ends first."""
-        if worker not in self._actors:
+        if dispatch.worker not in self._actors:
             raise WorkerLost("it ended before the call was sent")
         try:
-            return await self._run(worker, call.payload)
+            return await self._run(dispatch.worker, call.payload)
         except RayActorError as error:
             raise WorkerLost(one_line(error)) from error
         except RayError as error:

@@ -268,7 +268,15 @@ class PoolActor:
 
     async def pardon(self, function: str) -> bool:
         """Forget faults, as `Quarantine.pardon` does."""
-        return await self._thread.run(_done((await self._opened()).service.pool.pardon, function))
+        return await self._thread.run(_done((await self._opened()).service.pool.quarantine.pardon, function))
+
+    async def set_share(self, session: str, message: bytes) -> None:
+        """Give a function or a client a share, as `PoolShares.set` does."""
+        shares = (await self._opened()).service.pool.shares
+        try:
+            await self._thread.run(_done(shares.set, specs.decode_share(message), session))
+        except KaasError as error:
+            raise _without_frames(error) from error.__cause__
 
     async def trace(self, seconds: float) -> bytes:
         """Return a trace of the requests of the next seconds."""

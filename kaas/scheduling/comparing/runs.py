@@ -13,8 +13,8 @@ from typing import Any
 
 from kaas.errors import KaasError
 from kaas.import_target import modules_here
-from kaas.parent_end import end_with_parent
 from kaas.scheduling.comparing.figures import PolicyFigures, measure
+from kaas.scheduling.comparing.parent_end import end_with_parent
 from kaas.scheduling.policies import factory
 from kaas.scheduling.policy_choice import choose_policy
 from kaas.scheduling.simulation.scenario import Scenario

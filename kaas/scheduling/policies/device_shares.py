@@ -20,6 +20,9 @@ from kaas.scheduling.policies.placement import Placement
 from kaas.scheduling.policies.state import QueuedRequest, WorkerGroup, WorkerState
 from kaas.scheduling.sharing.tokens import OTHERS, Tokens, TokenScheduler
 
+NO_TOKENS = Tokens(OTHERS, 0)
+"""Those of a request on a device without shares."""
+
 
 @dataclass(slots=True, eq=False)
 class _SharedDevice:
@@ -173,15 +176,15 @@ class DeviceShares:
         run_s, missing = self._estimates.run_s(request, spec), request.reads.missing_bytes(worker.device.index)
         return run_s + (self._estimates.load_s(request, spec) if missing else 0.0)
 
-    def begun(self, request: QueuedRequest, worker: WorkerState) -> int:
-        """Give a request that is dispatched its tokens. Return its SMs; 0 for all."""
+    def begun(self, request: QueuedRequest, worker: WorkerState) -> Tokens:
+        """Give a request that is dispatched its tokens, and return them: 0 SMs for all."""
         device = self._devices[worker.device.index]
         share = request.device_share if request.device_share in self._shares else OTHERS
         sms = device.granted or device.sms
         self._take(device, request, Tokens(share, sms))
         if share == OTHERS:
             self._next(request.group, worker)
-        return 0 if sms == device.sms else sms
+        return Tokens(share, 0 if sms == device.sms else sms)
 
     def _take(self, device: _SharedDevice, request: QueuedRequest, grant: Tokens) -> None:
         now_s = self._placement.now_s

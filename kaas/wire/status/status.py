@@ -16,7 +16,8 @@ class WorkerInfo:
 
     sandboxed: Linux keeps the process from files, programs and the network (docs/serve.md). lacks: what it cannot keep
     it from here: "connections", "signals", "system calls", "namespaces". code: the name of what
-    its compiler makes on its processor (`softgpu.ahead.namespace`), "" on a GPU.
+    its compiler makes on its processor (`softgpu.ahead.namespace`), "" on a GPU. sms: streaming multiprocessors that it
+    gives to requests in multiples of sm_step; 1: it cannot part them.
     """
 
     pid: int
@@ -28,6 +29,8 @@ class WorkerInfo:
     sandboxed: bool = False
     lacks: tuple[str, ...] = ()
     code: str = ""
+    sms: int = 1
+    sm_step: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -312,8 +312,8 @@ def test_stopped_worker_finishes_first() -> None:
 
 def test_fault_in_the_transport_fails_the_waiters() -> None:
     class Faulty(FakeWorkers):
-        async def run(self, worker: int, slot: int, call: WorkerCall, victims: Sequence[bytes] = ()) -> WorkerReply:
-            raise TypeError(f"not my day: {worker}, {slot}, {call}, {victims}")
+        async def run(self, call: WorkerCall, dispatch: Dispatch) -> WorkerReply:
+            raise TypeError(f"not my day: {call}, {dispatch}")
 
     async def scenario(pool: Pool, _: FakeWorkers) -> None:
         tasks = [await begin(pool.submit(call())) for _ in range(3)]

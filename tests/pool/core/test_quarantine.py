@@ -84,8 +84,8 @@ def test_waiting_queued_and_later_requests_of_a_quarantined_function_get_its_fau
         await settle()
         workers.reply("other")
         assert await other == "other"
-        assert pool.pardon("hash of poison")
-        assert not pool.pardon("hash of poison")
+        assert pool.quarantine.pardon("hash of poison")
+        assert not pool.quarantine.pardon("hash of poison")
         await settle()
         pardoned = await begin(pool.submit(poison()))
         workers.reply("better")

@@ -14,7 +14,7 @@ from kaas.pool.executors.payloads import Payload
 from kaas.pool.executors.residents import Residents
 from kaas.pool.executors.transport import WorkerCall, WorkerLost, WorkerReply
 from kaas.pool.functions import RegisteredFunction
-from kaas.scheduling.decisions import StartWorker
+from kaas.scheduling.decisions import Dispatch, StartWorker
 from kaas.scheduling.events import WorkerKind
 from kaas.wire import specs
 from kaas.wire.connections.shared_memory import Inbox
@@ -169,7 +169,7 @@ class Stage:
         self.executors.receive(peer, message, frames)
 
     async def run(self, payload: Any, slot: int = 0) -> asyncio.Task[WorkerReply]:
-        return await begin(self.executors.run(3, slot, WorkerCall("f", "alice", None, 0, payload=payload)))
+        return await begin(self.executors.run(WorkerCall("f", "alice", None, 0, payload=payload), Dispatch(0, 3, slot)))
 
 
 async def begin(work: Awaitable[Any]) -> asyncio.Task[Any]:

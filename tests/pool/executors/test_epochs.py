@@ -13,7 +13,7 @@ from kaas.pool.executors import executors
 from kaas.pool.executors.payloads import Survived
 from kaas.pool.executors.transport import WorkerLost, WorkerReply
 from kaas.pool.executors.worker_transports import WorkerTransports
-from kaas.scheduling.decisions import StartWorker
+from kaas.scheduling.decisions import Dispatch, StartWorker
 from kaas.scheduling.events import WorkerKind
 from kaas.wire import messages
 from kaas.wire.messages import ExecutorReply, RegisterFunction, RunInvocation
@@ -119,7 +119,7 @@ def test_survivors_report_their_runs_and_the_functions_they_know() -> None:
         assert (survivor.start, survivor.info, survivor.cached) == (START, INFO, (b"x",))
         (call,) = survivor.running.values()
         assert (call.label, call.client, call.function, call.payload) == ("f of bob", "bob", "f", Survived())
-        assert await stage.executors.run(3, 1, call) == WorkerReply(record=RECORD)
+        assert await stage.executors.run(call, Dispatch(0, 3, 1)) == WorkerReply(record=RECORD)
         await stage.run(small())
         assert stage.router.headers() == [RunInvocation(1, 0)]  # the executor knows the function already
 
@@ -174,7 +174,7 @@ def test_each_worker_is_reached_the_way_of_its_kind() -> None:
         assert await workers.start(StartWorker(4, WorkerKind.ETASK, 1)) == "etasks.start"
         for worker, kind in ((3, "executors"), (4, "etasks")):
             for method in ("run", "ended", "stop"):
-                arguments = (worker, 0, None) if method == "run" else (worker,)
+                arguments = (None, Dispatch(0, worker, 0)) if method == "run" else (worker,)
                 assert await getattr(workers, method)(*arguments) == f"{kind}.{method}"
         for method in ("cache_command", "prefetch", "evict", "write_back", "discard"):
             assert await getattr(workers, method)(3, None) == f"executors.{method}"

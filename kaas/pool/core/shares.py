@@ -1,0 +1,123 @@
+"""The shares of a pool's functions and clients: those that fit a device together are told to the policy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+
+from kaas.config import ClientSettings
+from kaas.errors import InvalidShare
+from kaas.pool.executors.transport import WorkerCall
+from kaas.scheduling.events import Event, ShareGone, ShareKnown
+from kaas.scheduling.sharing.packing import DevicePacking
+from kaas.scheduling.sharing.rectangles import DeviceExtent
+from kaas.share import Share
+from kaas.wire.specs import ShareSpec
+
+SPACE = DeviceExtent(1000, 1)
+"""A device as promises are checked: in thousandths of its SMs and of its time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _GivenShare:
+    """A share, and what it is of. session: the program that gave it, whose end takes it away; "" for the pool's own."""
+
+    share: Share
+    label: str
+    functions: tuple[str, ...] = ()
+    session: str = ""
+
+
+class PoolShares:
+    """The shares of a pool. Use an object of this class from one event loop only.
+
+    Args:
+        tell: gives an event to the policy.
+    """
+
+    def __init__(self, tell: Callable[[Event], None]) -> None:
+        self._tell = tell
+        self._loop = asyncio.get_running_loop()
+        self._given: dict[str, _GivenShare] = {}
+        self._functions: dict[str, str] = {}  # the share of each function
+
+    def of(self, call: WorkerCall) -> str:
+        """Return the name of the share of a request: its function's, else its client's; "" if there is none."""
+        if not self._given:
+            return ""
+        function = self._functions.get(call.bound or call.function or call.label)
+        client = _of_client(call.client)
+        return function or (client if client in self._given else "")
+
+    def set(self, spec: ShareSpec, session: str) -> None:
+        """Give a function or a client a share, change it, or take it away, from the next dispatch on.
+
+        Raises:
+            InvalidShare: it is none, or the leasts of all shares do not fit a device together.
+        """
+        name = f"function {spec.functions[0]}" if spec.functions else _of_client(spec.client)
+        if spec.share is None:
+            self._remove(name)
+            return
+        sms, least, most = spec.share
+        label = f"function {spec.label!r}" if spec.functions else f"client {spec.client!r}"
+        self._give(name, _GivenShare(Share(sms, (least, most)), label, spec.functions, session))
+
+    def regrant(self, clients: Mapping[str, ClientSettings]) -> None:
+        """Give clients the shares of their settings, and no others of the settings before.
+
+        Raises:
+            InvalidShare: as of `set`.
+        """
+        wanted = {_of_client(client): each.share for client, each in clients.items() if each.share is not None}
+        for name, given in list(self._given.items()):
+            if not given.session and name not in wanted:
+                self._remove(name)
+        for client, settings in clients.items():
+            if settings.share is not None:
+                self._give(_of_client(client), _GivenShare(settings.share, f"client {client!r}"))
+
+    def session_ended(self, session: str) -> None:
+        """Take away the shares that a program has given."""
+        for name in [name for name, given in self._given.items() if given.session == session]:
+            self._remove(name)
+
+    def _give(self, name: str, given: _GivenShare) -> None:
+        self._check(name, given)
+        for function in given.functions:
+            self._functions[function] = name
+        self._given[name] = given
+        least, most = given.share.quota
+        self._tell(ShareKnown(self._loop.time(), name, given.share.sms, least, most))
+
+    def _remove(self, name: str) -> None:
+        given = self._given.pop(name, None)
+        if given is None:
+            return
+        for function in given.functions:
+            self._functions.pop(function, None)
+        self._tell(ShareGone(self._loop.time(), name))
+
+    def _check(self, name: str, given: _GivenShare) -> None:
+        """Check that the leasts of all shares fit a device together: as rectangles of SMs and time.
+
+        Raises:
+            InvalidShare: they do not.
+        """
+        shares = {**self._given, name: given}
+        promised: dict[Hashable, tuple[float, float]] = {
+            each: (value.share.sms, value.share.quota[0]) for each, value in shares.items() if value.share.quota[0] > 0
+        }
+        spots = DevicePacking({0: SPACE}).place_all(promised)
+        if None not in spots.values():
+            return
+        others = tuple(value.label for each, value in shares.items() if each in promised and each != name)
+        listed = "; ".join(f"{value.label} has {value.share}" for each, value in shares.items() if each in promised)
+        raise InvalidShare(
+            f"the leasts of all shares do not fit a device together with {given.label}: {listed}", others=others
+        )
+
+
+def _of_client(client: str) -> str:
+    return f"client {client}"
