@@ -5,10 +5,11 @@
 
 CUcontext peek_home(void) {
   thread_state *here = thread_here();
-  while (here->depth > 0 && here->contexts[here->depth - 1] != NULL &&
-         !handle_is(here->contexts[here->depth - 1], HANDLE_CONTEXT))
-    here->depth--; /* destroyed while current */
-  return here->depth > 0 ? here->contexts[here->depth - 1] : NULL;
+  for (; here->depth > 0; here->depth--) { /* some were destroyed while current */
+    struct current top = here->contexts[here->depth - 1];
+    if (handle_is(top.ctx, HANDLE_CONTEXT) && top.ctx->id == top.id) return top.ctx;
+  }
+  return NULL;
 }
 
 CUcontext peek_context(void) {
@@ -151,7 +152,7 @@ CUresult cuCtxPushCurrent_v2(CUcontext ctx) {
   thread_state *here = thread_here();
   REQUIRE(here->depth < CONTEXT_STACK, CUDA_ERROR_INVALID_VALUE, "more than %d contexts on a thread's stack",
           CONTEXT_STACK);
-  here->contexts[here->depth++] = ctx;
+  here->contexts[here->depth++] = (struct current){ctx, ctx->id};
   return CUDA_SUCCESS;
 }
 
@@ -171,7 +172,7 @@ CUresult cuCtxSetCurrent(CUcontext ctx) {
           __func__);
   thread_state *here = thread_here();
   if (here->depth > 0) here->depth--;
-  if (ctx != NULL) here->contexts[here->depth++] = ctx;
+  if (ctx != NULL) here->contexts[here->depth++] = (struct current){ctx, ctx->id};
   return CUDA_SUCCESS;
 }
 

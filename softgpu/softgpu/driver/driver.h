@@ -91,7 +91,10 @@ unsigned long long unique_id(void);
 
 enum { CONTEXT_STACK = 64 };
 typedef struct thread_state {
-  CUcontext contexts[CONTEXT_STACK]; /* the last of `depth` is current */
+  struct current {
+    CUcontext ctx;
+    unsigned long long id; /* another one means that it is gone, and the address is another context's */
+  } contexts[CONTEXT_STACK]; /* the last of `depth` is current */
   int depth;
   char last_error[1024];
 } thread_state;

@@ -488,3 +488,19 @@ def test_a_green_context_synchronises_alone_and_the_primary_one_with_all() -> No
     ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
     synchronize()
     assert (its == 1).all()
+
+
+def test_a_context_that_was_current_is_never_mistaken_for_a_later_one() -> None:
+    """Addresses of contexts are used again; the thread's stack knows the difference."""
+    (part,), _ = parts(32, 1)
+    primary, green = ok(driver.cuCtxGetCurrent()), green_of(part)
+    first = int(view_of(green))
+    ok(driver.cuCtxPushCurrent(view_of(green)))
+    ok(driver.cuGreenCtxDestroy(green))
+    for _ in range(200):
+        later = green_of(part)
+        if int(view_of(later)) == first:
+            break
+        ok(driver.cuGreenCtxDestroy(later))
+    assert int(view_of(later)) == first
+    assert int(ok(driver.cuCtxGetCurrent())) == int(primary)
