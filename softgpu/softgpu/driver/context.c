@@ -57,7 +57,7 @@ CUresult context_new(device *dev, unsigned flags, bool primary, CUcontext *ctx) 
   made->limits[CU_LIMIT_MALLOC_HEAP_SIZE] = 8 << 20;
   stream_init(&made->legacy, made, 0, 0);
   stream_init(&made->per_thread, made, CU_STREAM_NON_BLOCKING, 0);
-  stream_init(&made->common, made, CU_STREAM_NON_BLOCKING, 0);
+  context_events_begin(made);
   *ctx = made;
   return CUDA_SUCCESS;
 }
@@ -75,7 +75,7 @@ void context_delete(CUcontext ctx) {
   while (ctx->streams != NULL) stream_forget(ctx->streams);
   stream_forget(&ctx->legacy);
   stream_forget(&ctx->per_thread);
-  stream_forget(&ctx->common);
+  context_events_end(ctx);
   memory_free_context(ctx);
   handle_delete(ctx);
 }

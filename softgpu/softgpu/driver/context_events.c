@@ -1,18 +1,29 @@
 /* Events of whole contexts: for all work that a context has so far, and waits of all its work from now on.
  *
- * Each context has a stream of the driver's own, `common`. For a record it waits for all other streams; in a wait they
- * all wait for the event, and it too, so that streams which are made later can wait for it.
+ * Each context has two streams for them. For a record its `gather` waits for all streams. For a wait all streams wait, and
+ * `gate` too, so that streams which are made later can wait for it.
  */
 #include "races.h"
 
+void context_events_begin(CUcontext home) {
+  stream_init(&home->gather, home, CU_STREAM_NON_BLOCKING, 0);
+  stream_init(&home->gate, home, CU_STREAM_NON_BLOCKING, 0);
+  home->gather.internal = home->gate.internal = true;
+}
+
+void context_events_end(CUcontext home) {
+  stream_forget(&home->gather);
+  stream_forget(&home->gate);
+}
+
 static CUresult record_locked(CUcontext ctx, CUevent e) {
-  CUstream common = &ctx->common;
+  CUstream gather = &ctx->gather;
   work *w;
   for (CUstream s = work_busy; s != NULL; s = s->next_busy)
-    if (s != common && stream_within(s, ctx)) TRY(work_await_tail_locked(common, s));
-  if (atomic_load_explicit(&strict, memory_order_relaxed)) moment_join(&common->order, &ctx->all);
-  TRY(work_queue_locked(common, &(op){.kind = OP_EMPTY}, &w));
-  fence *f = work_signal_locked(common, w);
+    if (!s->internal && stream_within(s, ctx)) TRY(work_await_tail_locked(gather, s));
+  if (atomic_load_explicit(&strict, memory_order_relaxed)) moment_join(&gather->order, &ctx->all);
+  TRY(work_queue_locked(gather, &(op){.kind = OP_EMPTY}, &w));
+  fence *f = work_signal_locked(gather, w);
   REQUIRE(f != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for an event");
   fence_drop_locked(e->fence);
   e->fence = fence_keep_locked(f);
@@ -37,7 +48,7 @@ CUresult cuCtxRecordEvent(CUcontext given, CUevent event) {
 /* The streams of one context, without those of its green ones. */
 static CUresult await_locked(CUcontext ctx, fence *f) {
   TRY(work_await_locked(&ctx->legacy, f));
-  TRY(work_await_locked(&ctx->common, f));
+  TRY(work_await_locked(&ctx->gate, f));
   if (ctx->green == NULL) TRY(work_await_locked(&ctx->per_thread, f));
   for (CUstream s = ctx->streams; s != NULL; s = s->next) TRY(work_await_locked(s, f));
   return CUDA_SUCCESS;
@@ -65,10 +76,11 @@ CUresult cuCtxWaitEvent(CUcontext given, CUevent event) {
   return status;
 }
 
-void common_follow(CUstream s) {
-  CUstream common = s == &s->home->common ? &s->ctx->common : &s->home->common;
+void gate_follow(CUstream s) {
+  CUstream gate = s == &s->home->gate ? &s->ctx->gate : &s->home->gate; /* of a green context: the primary one's */
   pthread_mutex_lock(&work_lock);
-  (void)work_await_tail_locked(s, common); /* without memory for work, nothing will run in s */
+  if (atomic_load_explicit(&strict, memory_order_relaxed)) moment_join(&s->order, &gate->order);
+  (void)work_await_tail_locked(s, gate); /* without memory for work, nothing will run in s */
   pthread_mutex_unlock(&work_lock);
 }
 

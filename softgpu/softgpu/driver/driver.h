@@ -128,6 +128,7 @@ struct CUstream_st {
   CUcontext ctx;  /* which has its memory and its errors: of a green context, the primary one */
   CUcontext home; /* the context in which it was made: ctx, or a green one */
   bool detached;  /* its green context is destroyed */
+  bool internal;  /* a gather or gate */
   unsigned flags;
   int priority;
   unsigned long long id;
@@ -164,7 +165,7 @@ struct CUctx_st {
   size_t limits[LIMITS];
   struct CUstream_st *streams; /* under state_lock */
   struct CUstream_st legacy, per_thread;
-  struct CUstream_st common; /* the driver's own: it waits for all streams, or they for it (context_events.c) */
+  struct CUstream_st gather, gate; /* without work of the program (context_events.c) */
   moment all, blocking; /* under work_lock: of the latest work of all its streams, and of its blocking streams */
   CUcontext base;      /* the context that has its memory and its errors: itself, or of a green one the primary one */
   CUgreenCtx green;    /* of which it is the context; NULL: it is no green one */
@@ -498,7 +499,9 @@ void event_wait_now(CUevent e);
 void event_expect_locked(CUevent e, fence *launch);
 void event_forget(CUevent e);
 void event_leave_capture(CUevent e); /* before a record outside of captures */
-void common_follow(CUstream s); /* a new stream waits for that for which all others of its context wait */
+void context_events_begin(CUcontext home); /* and their end, with a context */
+void context_events_end(CUcontext home);
+void gate_follow(CUstream s); /* a new stream waits for that for which all others of its context wait */
 CUresult exec_wait(CUgraphExec exec);
 
 /* --- streams, events and capture (stream.c, event.c, capture.c) */

@@ -22,7 +22,7 @@ static CUcontext view_new(CUcontext base, CUgreenCtx green) {
   made->id = unique_id();
   if (sms_count(&green->desc->sms) > 0) made->sms = &green->desc->sms;
   stream_init(&made->legacy, made, 0, 0);
-  stream_init(&made->common, made, CU_STREAM_NON_BLOCKING, 0);
+  context_events_begin(made);
   return made;
 }
 
@@ -38,7 +38,7 @@ static CUresult green_new(CUcontext base, CUdevResourceDesc desc, CUgreenCtx *gr
   pthread_mutex_lock(&state_lock);
   made->next = base->greens;
   base->greens = made;
-  common_follow(&made->ctx->common);
+  gate_follow(&made->ctx->gate);
   pthread_mutex_unlock(&state_lock);
   *green = made;
   return CUDA_SUCCESS;
@@ -64,7 +64,7 @@ CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc desc, CUdevice or
 
 static void forget_embedded(CUcontext view) {
   stream_forget(&view->legacy);
-  stream_forget(&view->common);
+  context_events_end(view);
 }
 
 /* Its streams stay, but are of no use. */

@@ -49,8 +49,10 @@ moment *moment_next_locked(CUstream s) {
   moment_join(&s->order, &known);
   s->order.at[s->track] = ++counts[s->track];
   if (stream_blocks(s)) moment_join(&s->home->blocking, &s->order);
-  moment_join(&s->ctx->all, &s->order);
-  if (s->home != s->ctx) moment_join(&s->home->all, &s->order);
+  if (!s->internal) {
+    moment_join(&s->ctx->all, &s->order);
+    moment_join(&s->home->all, &s->order);
+  }
   return moment_copy(&s->order);
 }
 

@@ -19,7 +19,7 @@ CUresult stream_new(CUcontext home, unsigned flags, int priority, CUstream *stre
   pthread_mutex_lock(&state_lock);
   s->next = home->streams;
   home->streams = s;
-  common_follow(s);
+  gate_follow(s);
   pthread_mutex_unlock(&state_lock);
   *stream = s;
   return CUDA_SUCCESS;

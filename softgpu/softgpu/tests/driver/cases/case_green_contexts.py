@@ -24,6 +24,7 @@ from softgpu.tests.driver.calls import (
     synchronize,
 )
 from softgpu.tests.driver.calls import launch as launched
+from softgpu.tests.driver.mistakes import failure_message
 from softgpu.tests.driver.partitions import NON_BLOCKING, SM, described, green_of, parts, stream_of, view_of, whole
 
 pytestmark = pytest.mark.usefixtures("ctx", "with_sms")
@@ -504,3 +505,28 @@ def test_a_context_that_was_current_is_never_mistaken_for_a_later_one() -> None:
         ok(driver.cuGreenCtxDestroy(later))
     assert int(view_of(later)) == first
     assert int(ok(driver.cuCtxGetCurrent())) == int(primary)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("ordered", [True, False])
+def test_strict_mode_knows_the_order_of_context_events(
+    strict: Any, library: ctypes.CDLL, seed: int, *, later: bool, ordered: bool
+) -> None:
+    """Two parts add to the same memory: in order if the second waits for the first, also in a stream made later."""
+    strict(seed)
+    (one, two), _ = parts(32, 2)
+    green, other = green_of(one), green_of(two)
+    first, second, event = stream_of(green), stream_of(other), ok(driver.cuEventCreate(0))
+    address = device_array(np.zeros(COUNT, np.int32))[0]
+    add(first, address)
+    ok(driver.cuGreenCtxRecordEvent(green, event))
+    if ordered:
+        ok(driver.cuGreenCtxWaitEvent(other, event))
+    else:
+        ok(driver.cuCtxRecordEvent(view_of(other), ok(driver.cuEventCreate(0))))
+    add(stream_of(other) if later else second, address)
+    if ordered:
+        synchronize()
+    else:
+        assert "a race: kernel add in stream" in failure_message(library)
