@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from softgpu import strict_mode
+from softgpu import Model, strict_mode
+from softgpu.model import describe_time
 from softgpu.tests.driver.fake import load_fake
 from softgpu.watch import take_refused
 
@@ -53,3 +54,16 @@ def strict(library: ctypes.CDLL) -> Iterator[Callable[[int], None]]:
     strict_mode(library, None)
     driver.cuMemPoolTrimTo(driver.cuDeviceGetDefaultMemPool(0)[1], 0)
     keep_blocks(0)
+
+
+@pytest.fixture
+def with_sms(library: ctypes.CDLL, ctx: object) -> Iterator[None]:  # noqa: ARG001 - the context ends last
+    """Device 0 has `partitions.SMS` multiprocessors."""
+    from cuda.bindings import driver
+
+    from softgpu.tests.driver.partitions import SMS
+
+    assert describe_time(library, 0, Model(sms=SMS)) == 0
+    yield
+    driver.cuDevicePrimaryCtxReset(0)
+    assert describe_time(library, 0, Model()) == 0
