@@ -53,7 +53,7 @@ class Device:
         strict: seed of strict mode on a software device (`softgpu.set_strict`).
         memcheck: if True a software device checks every access of kernels to memory, at many times the cost.
         speed: speed of kernels relative to the pool's other devices, for policies that compare them.
-        sms: multiprocessors of a software device, which divide its modelled time; None: those of the model.
+        sms: multiprocessors of a software device, over which kernels are modelled; None: those of the model.
         blocks_per_sm: blocks of a kernel that run on one of them at a time; None: as in the model.
 
     For model, strict and memcheck None means the setting in the executor's environment (softgpu/docs/softgpu.md).

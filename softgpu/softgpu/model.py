@@ -49,7 +49,7 @@ class Model:
         copy_latency_s: the time added to every such copy.
         launch_latency_s: the time added to every kernel.
         kernels: times by symbol; the time of a kernel without an entry is not modelled.
-        sms: the number of the device's multiprocessors, up to 512, which programs see and divide; None: one for each
+        sms: the number of the device's multiprocessors, up to 512, which programs see and split; None: one for each
             processor of the machine, and kernels hold shares of the device.
         blocks_per_sm: how many blocks of a kernel run at a time on a multiprocessor.
     """

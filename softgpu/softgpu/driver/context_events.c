@@ -1,7 +1,7 @@
 /* Events of whole contexts: for all work that a context has so far, and waits of all its work from now on.
  *
- * Each context has two streams for them. For a record its `gather` waits for all streams. For a wait all streams wait, and
- * `gate` too, so that streams which are made later can wait for it.
+ * Each context has two streams for them. For a record its `gather` waits for all streams. For a wait all streams wait,
+ * and `gate` too, so that streams which are made later can wait for it.
  */
 #include "races.h"
 

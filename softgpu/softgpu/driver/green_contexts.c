@@ -1,4 +1,4 @@
-/* Green contexts: parts of a device's SMs, with streams whose kernels run only there.
+/* Green contexts: partitions of a device's SMs, with streams whose kernels run only there.
  *
  * Memory, libraries, modules and errors are those of the device's primary context, the base. A green context has a
  * context of its own for the calls that take one, and there its streams, its default stream and its SMs.

@@ -190,11 +190,11 @@ static demand on_sms(const struct model *m, const struct named *k, const kernel_
   return needs;
 }
 
-/* Without SMs in the model: a part of the device bounds the shares of its kernels. */
+/* Without SMs in the model: a partition bounds the shares of its kernels. */
 static demand on_share(const struct named *k, const kernel_call *call) {
-  double part = 1, share = k->share > 0 ? k->share : 1;
-  if (call->sms != NULL) part = (double)sms_count(call->sms) / device_sms(&devices[call->launch.device]);
-  double longer = share > part ? share / part : 1;
+  double most = 1, share = k->share > 0 ? k->share : 1;
+  if (call->sms != NULL) most = (double)sms_count(call->sms) / device_sms(&devices[call->launch.device]);
+  double longer = share > most ? share / most : 1;
   return (demand){.takes_ns = k->takes_ns * longer, .share = share / longer, .bandwidth = k->bandwidth / longer};
 }
 

@@ -1,4 +1,4 @@
-/* Resources of a device: its multiprocessors (SMs), which programs divide for green contexts, and its work queues.
+/* Resources of a device: its multiprocessors (SMs), which programs split for green contexts, and its work queues.
  *
  * A resource is a value of the program's. What the driver needs of it, above all which SMs it has, is in its padding.
  */
@@ -8,8 +8,8 @@
 
 enum {
   ORIGIN = 0x73676d73,
-  SM_LEAST = 4, /* in a part by count: compute capability 8.x; with 9.0 it and the next are 8 */
-  SM_STEP = 2,  /* SMs that are scheduled together: parts are multiples of it */
+  SM_LEAST = 4, /* in a partition by count: compute capability 8.x; with 9.0 it and the next are 8 */
+  SM_STEP = 2,  /* SMs that are scheduled together: partitions are multiples of it */
   QUEUES = 8,   /* CUDA_DEVICE_MAX_CONNECTIONS, unless it is set */
 };
 
@@ -17,11 +17,11 @@ typedef struct origin {
   uint32_t magic;
   int ordinal;
   uint64_t split; /* the call that made it; 0: a device or a context has it */
-  uint32_t part;  /* it cannot be divided before it is in a green context */
+  uint32_t whole; /* 0: a partition, which cannot be split before it is in a green context */
   uint32_t unused;
   sm_set sms;
 } origin;
-_Static_assert(sizeof(origin) <= sizeof((CUdevResource){0}._internal_padding), "the padding holds what belongs to a resource");
+_Static_assert(sizeof(origin) <= sizeof((CUdevResource){0}._internal_padding), "the padding has room");
 
 static void make_sms(CUdevResource *to, origin from, uint32_t step, uint32_t flags) {
   *to = (CUdevResource){.type = CU_DEV_RESOURCE_TYPE_SM,
@@ -51,8 +51,7 @@ static CUresult get(device *dev, const struct CUctx_st *ctx, CUdevResource *r, C
   switch (type) {
     case CU_DEV_RESOURCE_TYPE_SM: {
       const sm_set *sms = ctx != NULL ? ctx->sms : NULL;
-      make_sms(r, (origin){.magic = ORIGIN, .ordinal = dev->ordinal, .sms = sms != NULL ? *sms : sms_all(device_sms(dev))},
-               SM_STEP, 0);
+      make_sms(r, (origin){ORIGIN, dev->ordinal, 0, 1, 0, sms != NULL ? *sms : sms_all(device_sms(dev))}, SM_STEP, 0);
       return CUDA_SUCCESS;
     }
     case CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG:
@@ -89,15 +88,15 @@ CUresult cuStreamGetDevResource(CUstream stream, CUdevResource *resource, CUdevR
   return get(s->ctx->dev, s->home, resource, type);
 }
 
-/* --- divisions of SMs */
+/* --- splits of SMs */
 
-/* Takes the first SMs of `rest` as one part of a division. */
-static void part_off(origin *rest, uint32_t count, uint32_t step, uint32_t flags, CUdevResource *part) {
+/* Takes the first SMs of `rest` as one partition. */
+static void split_off(origin *rest, uint32_t count, uint32_t step, uint32_t flags, CUdevResource *partition) {
   origin made = *rest;
-  made.part = 1;
+  made.whole = 0;
   made.sms = sms_first(&rest->sms, count);
   sms_take(&rest->sms, &made.sms);
-  if (part != NULL) make_sms(part, made, step, flags);
+  if (partition != NULL) make_sms(partition, made, step, flags);
 }
 
 static void leave_rest(const origin *rest, CUdevResource *remainder) {
@@ -106,13 +105,13 @@ static void leave_rest(const origin *rest, CUdevResource *remainder) {
   if (sms_count(&rest->sms) > 0) make_sms(remainder, *rest, SM_STEP, 0);
 }
 
-/* The SMs that a division begins with. */
-static CUresult divisible(const CUdevResource *input, origin *rest) {
+/* The SMs that a split begins with. */
+static CUresult begin_split(const CUdevResource *input, origin *rest) {
   REQUIRE_POINTER(input);
   TRY(require_init());
   TRY(origin_of(input, rest));
-  REQUIRE(!rest->part, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION,
-          "a part of a division can be divided again only as the resource of a green context");
+  REQUIRE(rest->whole, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION,
+          "a partition can be split again only as the resource of a green context");
   rest->split = unique_id();
   return CUDA_SUCCESS;
 }
@@ -121,17 +120,18 @@ CUresult cuDevSmResourceSplitByCount(CUdevResource *result, unsigned *groups, co
                                      CUdevResource *remainder, unsigned flags, unsigned least) {
   origin rest;
   REQUIRE_POINTER(groups);
-  TRY(divisible(input, &rest));
+  TRY(begin_split(input, &rest));
   REQUIRE((flags & ~CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING) == 0, CUDA_ERROR_INVALID_VALUE,
           "%s: flags %#x, of which this device has only 1", __func__, flags);
   uint32_t count = sms_count(&rest.sms), size = flags != 0 ? SM_STEP : SM_LEAST;
-  REQUIRE(least <= count, CUDA_ERROR_INVALID_VALUE, "%u SMs for each part, of %u in all", least, count);
-  REQUIRE(result == NULL || *groups > 0, CUDA_ERROR_INVALID_VALUE, "a division into no parts");
+  REQUIRE(least <= count, CUDA_ERROR_INVALID_VALUE, "%u SMs for each partition, of %u in all", least, count);
+  REQUIRE(result == NULL || *groups > 0, CUDA_ERROR_INVALID_VALUE, "a split into no partitions");
   if (least > size) size = (least + SM_STEP - 1) / SM_STEP * SM_STEP;
   uint32_t most = count / size;
-  REQUIRE(most > 0, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, "a part has %u SMs at least; there are %u", size, count);
+  REQUIRE(most > 0, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, "a partition has %u SMs at least; there are %u", size,
+          count);
   if (result == NULL || *groups > most) *groups = most;
-  for (unsigned i = 0; i < *groups; i++) part_off(&rest, size, SM_STEP, 0, result != NULL ? &result[i] : NULL);
+  for (unsigned i = 0; i < *groups; i++) split_off(&rest, size, SM_STEP, 0, result != NULL ? &result[i] : NULL);
   leave_rest(&rest, remainder);
   return CUDA_SUCCESS;
 }
@@ -149,7 +149,7 @@ static CUresult take_group(origin *rest, CU_DEV_SM_RESOURCE_GROUP_PARAMS *p, uin
   if (p->smCount == 0) p->smCount = backfill ? count : count / step * step;
   REQUIRE(p->smCount <= count && (result == NULL || p->smCount >= step), CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION,
           "a group of %u SMs, where %u are left", p->smCount, count);
-  part_off(rest, p->smCount, step, p->flags, result);
+  split_off(rest, p->smCount, step, p->flags, result);
   return CUDA_SUCCESS;
 }
 
@@ -157,7 +157,7 @@ CUresult cuDevSmResourceSplit(CUdevResource *result, unsigned groups, const CUde
                               CUdevResource *remainder, unsigned flags, CU_DEV_SM_RESOURCE_GROUP_PARAMS *params) {
   origin rest;
   REQUIRE_POINTER(params);
-  TRY(divisible(input, &rest));
+  TRY(begin_split(input, &rest));
   REQUIRE(flags == 0 && groups > 0, CUDA_ERROR_INVALID_VALUE, "%s: %u groups, flags %#x", __func__, groups, flags);
   uint32_t count = sms_count(&rest.sms);
   for (unsigned i = 0; i < groups; i++) TRY(take_group(&rest, &params[i], count, result != NULL ? &result[i] : NULL));
@@ -167,26 +167,27 @@ CUresult cuDevSmResourceSplit(CUdevResource *result, unsigned groups, const CUde
 
 /* --- descriptors: what a green context gets */
 
-static CUresult add_sms(CUdevResourceDesc desc, const CUdevResource *r, origin *first, unsigned parts) {
+static CUresult add_sms(CUdevResourceDesc desc, const CUdevResource *r, origin *first, unsigned partitions) {
   origin from;
   TRY(origin_of(r, &from));
-  if (parts == 0) *first = from;
-  bool together = parts == 0 || (from.split != 0 && from.split == first->split && !sms_meet(&desc->sms, &from.sms));
-  REQUIRE(together, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, "SMs that are not different parts of one division");
+  if (partitions == 0) *first = from;
+  bool other = from.split != 0 && from.split == first->split && !sms_meet(&desc->sms, &from.sms);
+  REQUIRE(partitions == 0 || other, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, "SMs that are not different partitions of one split");
   sms_add(&desc->sms, &from.sms);
   return CUDA_SUCCESS;
 }
 
 static CUresult fill_desc(CUdevResourceDesc desc, const CUdevResource *resources, unsigned count) {
-  unsigned parts = 0;
+  unsigned partitions = 0;
   origin first = {0};
   desc->queue = (CUdevWorkqueueConfigResource){-1, QUEUES, 0};
   for (unsigned i = 0; i < count; i++) {
     const CUdevResource *r = &resources[i];
-    if (r->type == CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG || r->type == CU_DEV_RESOURCE_TYPE_WORKQUEUE) desc->queue = r->wqConfig;
-    else TRY(add_sms(desc, r, &first, parts++));
+    bool queue = r->type == CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG || r->type == CU_DEV_RESOURCE_TYPE_WORKQUEUE;
+    if (queue) desc->queue = r->wqConfig;
+    else TRY(add_sms(desc, r, &first, partitions++));
   }
-  int ordinal = parts > 0 ? first.ordinal : desc->queue.device;
+  int ordinal = partitions > 0 ? first.ordinal : desc->queue.device;
   bool same = ordinal >= 0 && ordinal < device_count && (desc->queue.device == -1 || desc->queue.device == ordinal);
   REQUIRE(same, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, "resources that are not those of one device");
   desc->queue.device = ordinal;

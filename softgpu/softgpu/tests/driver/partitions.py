@@ -1,4 +1,4 @@
-"""Parts of a device's multiprocessors for tests, through the driver's calls."""
+"""Partitions of a device's multiprocessors for tests, through the driver's calls."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def whole(device: int = 0) -> Any:
     return ok(driver.cuDeviceGetDevResource(device, SM))
 
 
-def parts(least: int, count: int, of: Any = None) -> tuple[list[Any], Any]:
-    """So many equal parts, and the rest."""
+def partitions(least: int, count: int, of: Any = None) -> tuple[list[Any], Any]:
+    """So many equal partitions, and the rest."""
     groups, made, rest = ok(driver.cuDevSmResourceSplitByCount(count, of or whole(), 0, least))
     assert made == len(groups) == count
     return groups, rest

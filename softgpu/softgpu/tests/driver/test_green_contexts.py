@@ -1,4 +1,4 @@
-"""Parts of a device through cuda.core, as a user would use them: kernels from PTX, memory, graphs, modelled time."""
+"""Green contexts through cuda.core, as a user would use them: kernels from PTX, memory, graphs, modelled time."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def split(device: Device, *counts: int) -> list[Context]:
 
 
 class Scaling:
-    """An array that `scale` multiplies by 2, on the stream of a part or of the device."""
+    """An array that `scale` multiplies by 2, on the stream of a partition or of the device."""
 
     def __init__(self, device: Device, stream: Stream, code: ObjectCode, *, blocks: int = 0) -> None:
         self.stream, self.kernel = stream, code.get_kernel("scale")
@@ -103,8 +103,8 @@ def test_contexts_and_their_streams(device: Device) -> None:
     assert context.resources.workqueue.concurrency_limit == 4
 
 
-def test_kernels_on_several_parts_at_once(device: Device) -> None:
-    """Each part's results are right, on memory and code of the primary context, also from threads of their own."""
+def test_kernels_on_several_partitions_at_once(device: Device) -> None:
+    """Each partition's results are right, on memory and code of the primary context, also from threads of their own."""
     code = load()
     runs = [Scaling(device, context.create_stream(), code) for context in split(device, 8, 24, 60)]
     runs.append(Scaling(device, device.create_stream(), code))
@@ -122,12 +122,12 @@ def test_kernels_on_several_parts_at_once(device: Device) -> None:
 
 
 def test_a_green_context_that_is_current(device: Device) -> None:
-    (part,) = split(device, 16)
-    before = device.set_current(part)
+    (partition,) = split(device, 16)
+    before = device.set_current(partition)
     assert before is not None
     assert not before.is_green
     scaling = Scaling(device, device.create_stream(), load())
-    assert scaling.stream.context == part
+    assert scaling.stream.context == partition
     scaling.launch()
     scaling.stream.sync()
     device.set_current(before)
@@ -155,8 +155,8 @@ def test_streams_and_contexts_end_in_either_order(device: Device) -> None:
     fails(Error.CUDA_ERROR_INVALID_HANDLE, driver.cuStreamSynchronize, handle)
 
 
-def test_a_graph_of_two_parts(device: Device) -> None:
-    """Captured in streams of two parts, launched in a third: each kernel stays in the part of its stream."""
+def test_a_graph_of_two_partitions(device: Device) -> None:
+    """Captured in streams of two partitions, launched in a third: each kernel stays in the partition of its stream."""
     code = load()
     contexts = split(device, 8, 24)
     scaling, other = (Scaling(device, context.create_stream(), code) for context in contexts)
@@ -202,7 +202,7 @@ def test_throughput_over_multiprocessors(device: Device) -> None:
     assert rates == {8: 0.12, 16: 0.25, 24: 0.33, 32: 0.5, 60: 1, 80: 1, SMS: 1}
 
 
-def test_the_number_of_multiprocessors_stays_while_parts_are_in_use(device: Device) -> None:
+def test_the_number_of_multiprocessors_stays_while_partitions_are_in_use(device: Device) -> None:
     (context,) = split(device, 8)
     with pytest.raises(software.SoftgpuError, match="green contexts"):
         software.set_model(ORDINAL, Model(sms=64))
@@ -218,14 +218,14 @@ import softgpu
 softgpu.load([softgpu.Device(64 << 20, softgpu.Model(sms=16))])
 from cuda.bindings import driver
 from softgpu.tests.driver.calls import Kernels, ok
-from softgpu.tests.driver.partitions import green_of, parts, stream_of
+from softgpu.tests.driver.partitions import green_of, partitions, stream_of
 from softgpu.tests.driver.test_end_to_end import PTX
 ok(driver.cuInit(0))
 ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
 scale = Kernels(PTX.read_bytes() + b"\\0")["scale"]
 count, beyond = 1000, int(sys.argv[2])
 x = ok(driver.cuMemAlloc(8 * count))
-greens = [green_of(part) for part in parts(8, 2)[0]]
+greens = [green_of(partition) for partition in partitions(8, 2)[0]]
 for green, half in zip(greens, sys.argv[1]):
     args = ((int(x) + int(half) * count * 4, 2.0, count + beyond), (ctypes.c_void_p, ctypes.c_float, ctypes.c_int))
     ok(driver.cuLaunchKernel(scale, 8, 1, 1, 256, 1, 1, 0, stream_of(green), args, 0))
@@ -234,8 +234,8 @@ print(driver.cuCtxSynchronize()[0].name, softgpu.last_error())
 
 
 @pytest.mark.processes
-def test_checks_of_memory_and_order_hold_in_parts() -> None:
-    """Strict mode finds a race of two parts, and memcheck an access behind a buffer."""
+def test_checks_of_memory_and_order_hold_in_partitions() -> None:
+    """Strict mode finds a race of two partitions, and memcheck an access behind a buffer."""
     assert run("-c", CHECKED, "01", "0", SOFTGPU_STRICT="1").startswith("CUDA_SUCCESS")
     assert "a race: kernel scale in stream " in run("-c", CHECKED, "00", "0", SOFTGPU_STRICT="1")
     assert run("-c", CHECKED, "01", "0", SOFTGPU_MEMCHECK="1").startswith("CUDA_SUCCESS")

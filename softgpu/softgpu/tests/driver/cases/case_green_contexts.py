@@ -20,7 +20,7 @@ from softgpu.tests.driver.partitions import (
     add,
     described,
     green_of,
-    parts,
+    partitions,
     stream_of,
     view_of,
     whole,
@@ -37,7 +37,7 @@ INVALID_CONFIGURATION = Error.CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION
 
 def test_streams_tell_their_green_context() -> None:
     primary = ok(driver.cuCtxGetCurrent())
-    (one, two), _ = parts(32, 2)
+    (one, two), _ = partitions(32, 2)
     green, other = green_of(one), green_of(two)
     view, stream = view_of(green), stream_of(green)
     assert int(ok(driver.cuStreamGetGreenCtx(stream))) == int(green)
@@ -61,8 +61,8 @@ def test_streams_tell_their_green_context() -> None:
 
 
 def test_memory_and_kernels_are_those_of_the_primary_context() -> None:
-    (part,), _ = parts(32, 1)
-    green = green_of(part)
+    (partition,), _ = partitions(32, 1)
+    green = green_of(partition)
     address, seen = device_array(np.zeros(COUNT, np.int32))
     streams = [stream_of(green), ok(driver.cuStreamCreate(NON_BLOCKING))]
     ok(driver.cuCtxPushCurrent(view_of(green)))
@@ -81,13 +81,13 @@ def test_a_green_context_has_an_occupancy_of_its_own() -> None:
     kernel = Kernels()["add"]
     _, most = ok(driver.cuOccupancyMaxPotentialBlockSize(kernel, None, 0, 0))
     blocks, _ = ok(driver.cuOccupancyMaxPotentialBlockSize(kernel, None, 0, 0))
-    (part,), _ = parts(12, 1)
-    ok(driver.cuCtxSetCurrent(view_of(green_of(part))))
+    (partition,), _ = partitions(12, 1)
+    ok(driver.cuCtxSetCurrent(view_of(green_of(partition))))
     assert ok(driver.cuOccupancyMaxPotentialBlockSize(kernel, None, 0, 0)) == (blocks * 12 // SMS, most)
 
 
 def test_an_error_sticks_to_all_of_them() -> None:
-    (one, two), _ = parts(32, 2)
+    (one, two), _ = partitions(32, 2)
     green, other = green_of(one), green_of(two)
     stream, beside = stream_of(green), stream_of(other)
     assert launch(Kernels()["trap"], (), (), stream=stream) == 0
@@ -100,14 +100,14 @@ def test_an_error_sticks_to_all_of_them() -> None:
 
 
 def test_calls_that_are_refused() -> None:
-    (part,), _ = parts(32, 1)
-    described_part = described(part)
-    fails(INVALID_VALUE, driver.cuGreenCtxCreate, described_part, 0, 2)
-    fails(INVALID_VALUE, driver.cuGreenCtxCreate, described_part, 1, 1)
+    (partition,), _ = partitions(32, 1)
+    described_partition = described(partition)
+    fails(INVALID_VALUE, driver.cuGreenCtxCreate, described_partition, 0, 2)
+    fails(INVALID_VALUE, driver.cuGreenCtxCreate, described_partition, 1, 1)
     fails(INVALID_VALUE, driver.cuGreenCtxCreate, driver.CUdevResourceDesc(0), 0, 1)
     fails(INVALID_CONTEXT, driver.cuGreenCtxDestroy, NO_GREEN)
     fails(INVALID_CONTEXT, driver.cuCtxFromGreenCtx, NO_GREEN)
-    green = green_of(part)
+    green = green_of(partition)
     fails(INVALID_VALUE, driver.cuGreenCtxStreamCreate, green, 0, 0)
     fails(INVALID_CONTEXT, driver.cuCtxSetCurrent, driver.CUcontext(int(green)))
     fails(INVALID_CONTEXT, driver.cuGreenCtxDestroy, driver.CUgreenCtx(int(view_of(green))))
@@ -115,21 +115,21 @@ def test_calls_that_are_refused() -> None:
 
 
 def test_the_number_of_multiprocessors_stays_while_a_green_context_knows_it(library: ctypes.CDLL) -> None:
-    part = whole()
-    green = green_of(part)
+    partition = whole()
+    green = green_of(partition)
     assert describe_time(library, 0, Model(sms=64)) == int(INVALID_VALUE)
     assert describe_time(library, 0, Model(sms=SMS, launch_latency_s=1e-6)) == 0
     ok(driver.cuGreenCtxDestroy(green))
     assert describe_time(library, 0, Model(sms=64)) == 0
-    fails(INVALID_CONFIGURATION, driver.cuDevSmResourceSplitByCount, 1, part, 0, 8)
+    fails(INVALID_CONFIGURATION, driver.cuDevSmResourceSplitByCount, 1, partition, 0, 8)
 
 
 # --- ends
 
 
 def test_a_stream_outlives_its_green_context_but_is_of_no_use() -> None:
-    (part,), _ = parts(32, 1)
-    green, address = green_of(part), device_array(np.zeros(COUNT, np.int32))[0]
+    (partition,), _ = partitions(32, 1)
+    green, address = green_of(partition), device_array(np.zeros(COUNT, np.int32))[0]
     stream, view = stream_of(green), view_of(green)
     ok(driver.cuCtxPushCurrent(view))
     add(stream, address)
@@ -146,8 +146,8 @@ def test_a_stream_outlives_its_green_context_but_is_of_no_use() -> None:
 
 
 def test_a_green_context_keeps_the_primary_one() -> None:
-    (part,), _ = parts(32, 1)
-    green = green_of(part)
+    (partition,), _ = partitions(32, 1)
+    green = green_of(partition)
     ok(driver.cuDevicePrimaryCtxRelease(0))
     assert ok(driver.cuDevicePrimaryCtxGetState(0))[1] == 1
     add(stream_of(green), device_array(np.zeros(COUNT, np.int32))[0])
@@ -157,8 +157,8 @@ def test_a_green_context_keeps_the_primary_one() -> None:
 
 
 def test_a_reset_of_the_primary_context_ends_its_green_ones() -> None:
-    (part,), _ = parts(32, 1)
-    green = green_of(part)
+    (partition,), _ = partitions(32, 1)
+    green = green_of(partition)
     stream, view = stream_of(green), view_of(green)
     ok(driver.cuDevicePrimaryCtxReset(0))
     ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
@@ -169,18 +169,18 @@ def test_a_reset_of_the_primary_context_ends_its_green_ones() -> None:
     fails(Error.CUDA_ERROR_INVALID_HANDLE, driver.cuStreamSynchronize, stream)
     ok(driver.cuGreenCtxDestroy(green))
     assert ok(driver.cuDevicePrimaryCtxGetState(0))[1] == 1  # it has no reference to the new one
-    ok(driver.cuGreenCtxDestroy(green_of(part)))
+    ok(driver.cuGreenCtxDestroy(green_of(partition)))
 
 
 def test_a_context_that_was_current_is_never_mistaken_for_a_later_one() -> None:
     """Addresses of contexts are used again; the thread's stack knows the difference."""
-    (part,), _ = parts(32, 1)
-    primary, green = ok(driver.cuCtxGetCurrent()), green_of(part)
+    (partition,), _ = partitions(32, 1)
+    primary, green = ok(driver.cuCtxGetCurrent()), green_of(partition)
     first = int(view_of(green))
     ok(driver.cuCtxPushCurrent(view_of(green)))
     ok(driver.cuGreenCtxDestroy(green))
     for _ in range(200):
-        later = green_of(part)
+        later = green_of(partition)
         if int(view_of(later)) == first:
             break
         ok(driver.cuGreenCtxDestroy(later))

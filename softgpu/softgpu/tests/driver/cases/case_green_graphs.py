@@ -11,7 +11,7 @@ from cuda.bindings import driver
 
 from softgpu.tests.driver.calls import NO_STREAM, Error, Gate, Kernels, device_array, fails, ok, synchronize
 from softgpu.tests.driver.mistakes import failure_message
-from softgpu.tests.driver.partitions import COUNT, NON_BLOCKING, add, green_of, node_in, parts, stream_of, view_of
+from softgpu.tests.driver.partitions import COUNT, NON_BLOCKING, add, green_of, node_in, partitions, stream_of, view_of
 
 pytestmark = pytest.mark.usefixtures("ctx", "with_sms")
 
@@ -20,7 +20,7 @@ NO_CONTEXT = driver.CUcontext(0)
 
 
 def test_nodes_carry_their_context() -> None:
-    (one, two), _ = parts(32, 2)
+    (one, two), _ = partitions(32, 2)
     green, other = green_of(one), green_of(two)
     address, seen = device_array(np.zeros(COUNT, np.int32))
     graph = ok(driver.cuGraphCreate(0))
@@ -46,8 +46,8 @@ def test_nodes_carry_their_context() -> None:
 
 
 def test_a_graph_inside_a_graph_carries_it_too() -> None:
-    (part,), _ = parts(32, 1)
-    green, (address, seen) = green_of(part), device_array(np.zeros(COUNT, np.int32))
+    (partition,), _ = partitions(32, 1)
+    green, (address, seen) = green_of(partition), device_array(np.zeros(COUNT, np.int32))
     inner, outer = ok(driver.cuGraphCreate(0)), ok(driver.cuGraphCreate(0))
     ok(driver.cuGraphAddKernelNode(inner, None, 0, node_in(view_of(green), address)))
     ok(driver.cuGraphAddChildGraphNode(outer, None, 0, inner))
@@ -60,8 +60,8 @@ def test_a_graph_inside_a_graph_carries_it_too() -> None:
 
 
 def test_a_context_that_is_gone_is_no_context_of_a_node() -> None:
-    (part,), _ = parts(32, 1)
-    green, (address, _) = green_of(part), device_array(np.zeros(COUNT, np.int32))
+    (partition,), _ = partitions(32, 1)
+    green, (address, _) = green_of(partition), device_array(np.zeros(COUNT, np.int32))
     view, graph = view_of(green), ok(driver.cuGraphCreate(0))
     ok(driver.cuGreenCtxDestroy(green))
     fails(INVALID_CONTEXT, driver.cuGraphAddKernelNode, graph, None, 0, node_in(view, address))
@@ -71,8 +71,8 @@ def test_a_context_that_is_gone_is_no_context_of_a_node() -> None:
 
 
 def test_the_capture_of_a_green_stream() -> None:
-    (part,), _ = parts(32, 1)
-    green, (address, seen) = green_of(part), device_array(np.zeros(COUNT, np.int32))
+    (partition,), _ = partitions(32, 1)
+    green, (address, seen) = green_of(partition), device_array(np.zeros(COUNT, np.int32))
     stream = stream_of(green)
     ok(driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
     add(stream, address)
@@ -85,8 +85,8 @@ def test_the_capture_of_a_green_stream() -> None:
 
 
 def test_a_green_context_that_ends_spoils_the_captures_of_its_streams() -> None:
-    (part,), _ = parts(32, 1)
-    green, address = green_of(part), device_array(np.zeros(COUNT, np.int32))[0]
+    (partition,), _ = partitions(32, 1)
+    green, address = green_of(partition), device_array(np.zeros(COUNT, np.int32))[0]
     origin, joined = ok(driver.cuStreamCreate(NON_BLOCKING)), stream_of(green)
     ok(driver.cuStreamBeginCapture(origin, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
     event = ok(driver.cuEventCreate(0))
@@ -106,7 +106,7 @@ def done(event: Any) -> bool:
 
 
 def test_an_event_of_a_green_context_is_for_all_its_streams() -> None:
-    (one, two), _ = parts(32, 2)
+    (one, two), _ = partitions(32, 2)
     green, other = green_of(one), green_of(two)
     mine, beside = Gate(), Gate()
     events = [ok(driver.cuEventCreate(0)) for _ in range(4)]
@@ -129,8 +129,8 @@ def test_an_event_of_a_green_context_is_for_all_its_streams() -> None:
 
 @pytest.mark.parametrize("of_primary", [False, True])
 def test_a_green_context_waits_for_an_event_in_streams_of_now_and_later(*, of_primary: bool) -> None:
-    (part,), _ = parts(32, 1)
-    green, gate = green_of(part), Gate()
+    (partition,), _ = partitions(32, 1)
+    green, gate = green_of(partition), Gate()
     first, elsewhere = stream_of(green), ok(driver.cuStreamCreate(NON_BLOCKING))
     event = ok(driver.cuEventCreate(0))
     gate.hold(elsewhere)
@@ -140,7 +140,7 @@ def test_a_green_context_waits_for_an_event_in_streams_of_now_and_later(*, of_pr
     else:
         ok(driver.cuGreenCtxWaitEvent(green, event))
     address, seen = device_array(np.zeros(COUNT, np.int32))
-    for stream in (first, stream_of(green), stream_of(green_of(part)) if of_primary else stream_of(green)):
+    for stream in (first, stream_of(green), stream_of(green_of(partition)) if of_primary else stream_of(green)):
         add(stream, address)
         fails(Error.CUDA_ERROR_NOT_READY, driver.cuStreamQuery, stream)
     assert (seen == 0).all()
@@ -150,8 +150,8 @@ def test_a_green_context_waits_for_an_event_in_streams_of_now_and_later(*, of_pr
 
 
 def test_events_of_contexts_and_captures() -> None:
-    (part,), _ = parts(32, 1)
-    green, event, outside = green_of(part), ok(driver.cuEventCreate(0)), ok(driver.cuEventCreate(0))
+    (partition,), _ = partitions(32, 1)
+    green, event, outside = green_of(partition), ok(driver.cuEventCreate(0)), ok(driver.cuEventCreate(0))
     captured, unsupported = stream_of(green), Error.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
     mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     for call in (driver.cuGreenCtxRecordEvent, driver.cuGreenCtxWaitEvent):
@@ -169,7 +169,7 @@ def test_events_of_contexts_and_captures() -> None:
 
 
 def test_a_green_context_synchronises_alone_and_the_primary_one_with_all() -> None:
-    (one, two), _ = parts(32, 2)
+    (one, two), _ = partitions(32, 2)
     green, other, gate = green_of(one), green_of(two), Gate()
     (mine, seen), (beside, its) = (device_array(np.zeros(COUNT, np.int32)) for _ in range(2))
     add(stream_of(green), mine)
@@ -193,9 +193,9 @@ def test_a_green_context_synchronises_alone_and_the_primary_one_with_all() -> No
 def test_strict_mode_knows_the_order_of_context_events(
     strict: Any, library: ctypes.CDLL, seed: int, *, later: bool, ordered: bool
 ) -> None:
-    """Two parts add to the same memory: in order if the second waits for the first, also in a stream made later."""
+    """Two partitions add to one memory: in order if the second waits for the first, also in a stream made later."""
     strict(seed)
-    (one, two), _ = parts(32, 2)
+    (one, two), _ = partitions(32, 2)
     green, other = green_of(one), green_of(two)
     first, second, event = stream_of(green), stream_of(other), ok(driver.cuEventCreate(0))
     address = device_array(np.zeros(COUNT, np.int32))[0]

@@ -1,4 +1,4 @@
-"""Green contexts are made, divided, used and ended in any order: each call says what became of its object."""
+"""Green contexts are made, split, used and ended in any order: each call says what became of its object."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Graph:
 
 @dataclass
 class Things:
-    parts: list[Any] = field(default_factory=list)
+    partitions: list[Any] = field(default_factory=list)
     greens: list[Green] = field(default_factory=list)
     streams: list[Stream] = field(default_factory=list)
     graphs: list[Graph] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Orders(RuleBasedStateMachine):
             driver.cuGreenCtxDestroy(green.handle)
 
     @rule(pick=PICK, count=st.integers(1, 4), least=st.integers(0, 20))
-    def divide(self, pick: int, count: int, least: int) -> None:
+    def split(self, pick: int, count: int, least: int) -> None:
         live = [green for green in self.things.greens if green.state == OK]
         of, sms = whole(), SMS
         if live and pick % 2:
@@ -97,14 +97,14 @@ class Orders(RuleBasedStateMachine):
         assert (result == OK) == fits
         if fits:
             assert number == min(count, sms // size)
-            self.things.parts = [*groups[:number], *self.things.parts][:8]
+            self.things.partitions = [*groups[:number], *self.things.partitions][:8]
 
-    @precondition(lambda self: self.things.parts)
+    @precondition(lambda self: self.things.partitions)
     @rule(pick=PICK)
     def create(self, pick: int) -> None:
-        part = self.things.parts[pick % len(self.things.parts)]
-        handle = ok(driver.cuGreenCtxCreate(described(part), 0, pick % 2))
-        made = Green(handle, view_of(handle), part.sm.smCount)
+        partition = self.things.partitions[pick % len(self.things.partitions)]
+        handle = ok(driver.cuGreenCtxCreate(described(partition), 0, pick % 2))
+        made = Green(handle, view_of(handle), partition.sm.smCount)
         identity = ok(driver.cuGreenCtxGetId(handle))
         assert identity not in self.ids
         self.ids.add(identity)

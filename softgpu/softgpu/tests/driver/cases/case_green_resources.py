@@ -1,4 +1,4 @@
-"""A device's multiprocessors as resources: their divisions, and what a green context gets."""
+"""A device's multiprocessors as resources: their splits, and what a green context gets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from cuda.bindings import driver
 
 from softgpu.tests.driver.calls import NO_STREAM, Error, fails, ok
-from softgpu.tests.driver.partitions import SM, SMS, green_of, parts, whole
+from softgpu.tests.driver.partitions import SM, SMS, green_of, partitions, whole
 
 pytestmark = pytest.mark.usefixtures("ctx", "with_sms")
 
@@ -19,7 +19,7 @@ ATTRIBUTES = driver.CUdevice_attribute
 
 
 def split(counts: list[int], of: Any, **fields: int) -> Any:
-    """Divides by groups of their own sizes; returns the status first."""
+    """Splits by groups of their own sizes; returns the status first."""
     params = [driver.CU_DEV_SM_RESOURCE_GROUP_PARAMS() for _ in counts]
     for each, count in zip(params, counts, strict=True):
         each.smCount = count
@@ -51,8 +51,8 @@ def test_a_device_says_its_multiprocessors() -> None:
         (132, 1, 0, 132, 1, 0),
     ],
 )
-def test_a_division_by_count(least: int, wanted: int, flags: int, size: int, made: int, left: int) -> None:
-    """Each part is rounded up; there are as many as fit; the rest is a resource, or none."""
+def test_a_split_by_count(least: int, wanted: int, flags: int, size: int, made: int, left: int) -> None:
+    """Each partition is rounded up; there are as many as fit; the rest is a resource, or none."""
     groups, number, rest = ok(driver.cuDevSmResourceSplitByCount(wanted, whole(), flags, least))
     assert [group.sm.smCount for group in groups][:made] == [size] * made
     assert number == made
@@ -60,12 +60,12 @@ def test_a_division_by_count(least: int, wanted: int, flags: int, size: int, mad
     assert not left or rest.sm.smCount == left
 
 
-def test_a_division_can_be_asked_for_its_number() -> None:
+def test_a_split_can_be_asked_for_its_number() -> None:
     _, number, _ = ok(driver.cuDevSmResourceSplitByCount(0, whole(), 0, 30))
     assert number == 4
 
 
-def test_a_division_into_groups() -> None:
+def test_a_split_into_groups() -> None:
     groups, rest = ok(split([8, 24, 60], whole()))
     assert [group.sm.smCount for group in groups] == [8, 24, 60]
     assert rest.sm.smCount == 40
@@ -75,18 +75,18 @@ def test_a_division_into_groups() -> None:
     assert other.sm.smCount == 32
 
 
-def test_parts_are_divided_again_once_they_are_in_a_green_context() -> None:
-    (part, _), rest = parts(32, 2)
-    fails(INVALID_CONFIGURATION, driver.cuDevSmResourceSplitByCount, 1, part, 0, 8)
-    assert split([8], part)[0] == INVALID_CONFIGURATION
-    assert [group.sm.smCount for group in parts(8, 2, rest)[0]] == [8, 8]
-    green = green_of(part)
-    inner, left = parts(8, 2, ok(driver.cuGreenCtxGetDevResource(green, SM)))
+def test_partitions_are_split_again_once_they_are_in_a_green_context() -> None:
+    (partition, _), rest = partitions(32, 2)
+    fails(INVALID_CONFIGURATION, driver.cuDevSmResourceSplitByCount, 1, partition, 0, 8)
+    assert split([8], partition)[0] == INVALID_CONFIGURATION
+    assert [group.sm.smCount for group in partitions(8, 2, rest)[0]] == [8, 8]
+    green = green_of(partition)
+    inner, left = partitions(8, 2, ok(driver.cuGreenCtxGetDevResource(green, SM)))
     assert ([each.sm.smCount for each in inner], left.sm.smCount) == ([8, 8], 16)
     assert ok(driver.cuGreenCtxGetDevResource(green_of(inner[1]), SM)).sm.smCount == 8
 
 
-def test_divisions_that_are_refused() -> None:
+def test_splits_that_are_refused() -> None:
     device, none = whole(), driver.CUdevResource()
     fails(INVALID_VALUE, driver.cuDevSmResourceSplitByCount, 1, device, 0, SMS + 1)
     fails(INVALID_VALUE, driver.cuDevSmResourceSplitByCount, 1, device, 2, 8)  # of compute capability 9.0
@@ -111,11 +111,11 @@ def test_a_resource_that_a_program_made_up() -> None:
     fails(INVALID_VALUE, driver.cuDevResourceGenerateDesc, [made], 1)
 
 
-def test_descriptors_join_parts_of_one_division() -> None:
-    groups, rest = parts(16, 3)
+def test_descriptors_join_partitions_of_one_split() -> None:
+    groups, rest = partitions(16, 3)
     green = green_of(groups[0], rest)
     assert ok(driver.cuGreenCtxGetDevResource(green, SM)).sm.smCount == 16 + 84
-    others, _ = parts(16, 1)
+    others, _ = partitions(16, 1)
     fails(INVALID_CONFIGURATION, driver.cuDevResourceGenerateDesc, [groups[0], others[0]], 2)
     fails(INVALID_CONFIGURATION, driver.cuDevResourceGenerateDesc, [groups[0], groups[0]], 2)
     fails(INVALID_VALUE, driver.cuDevResourceGenerateDesc, [], 0)
@@ -124,7 +124,7 @@ def test_descriptors_join_parts_of_one_division() -> None:
     fails(INVALID_CONFIGURATION, driver.cuDevResourceGenerateDesc, [groups[0], queue], 2)
 
 
-def test_a_green_context_without_a_part_has_the_whole_device() -> None:
+def test_a_green_context_without_a_partition_has_the_whole_device() -> None:
     kind = TYPES.CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG
     queue = ok(driver.cuDeviceGetDevResource(0, kind))
     queue.wqConfig.wqConcurrencyLimit = 3

@@ -1,4 +1,4 @@
-"""Modelled time on multiprocessors (SMs): waves, parts of the device, kernels beside each other, shared bandwidth."""
+"""Modelled time on multiprocessors (SMs): waves, partitions, kernels beside each other, shared bandwidth."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cuda.bindings import driver
 from softgpu import Model, Takes
 from softgpu.model import describe_time
 from softgpu.tests.driver.calls import Error, Gate, Kernels, fails, kernel_params, launch, ok, synchronize
-from softgpu.tests.driver.partitions import NON_BLOCKING, green_of, parts, stream_of, view_of, whole
+from softgpu.tests.driver.partitions import NON_BLOCKING, green_of, partitions, stream_of, view_of, whole
 
 pytestmark = pytest.mark.usefixtures("ctx", "modelled")
 
@@ -84,8 +84,8 @@ def test_throughput_over_multiprocessors_rises_and_is_then_flat(blocks: int) -> 
     """The paper's Figure 8: from the multiprocessors that a kernel's blocks fill on, more are of no use."""
     sizes, rates = (6, 12, 24, 50, 60, 80, 100), []
     for size in sizes:
-        (part,), _ = parts(size, 1)
-        (took,) = spans_ms((stream_of(green_of(part)), [("empty", blocks)] * 2))
+        (partition,), _ = partitions(size, 1)
+        (took,) = spans_ms((stream_of(green_of(partition)), [("empty", blocks)] * 2))
         waves = [ceil(blocks / (sms * BLOCKS_PER_SM)) for sms in (size, SMS)]
         assert took == near(2 * TAKES_MS * waves[0] / waves[1])
         rates.append(2 / took)
@@ -96,16 +96,16 @@ def test_throughput_over_multiprocessors_rises_and_is_then_flat(blocks: int) -> 
     assert filled <= sizes[0] or rates[0] < 0.6 * rates[-1]
 
 
-def test_parts_beside_each_other_do_not_delay_each_other() -> None:
-    (one, two), _ = parts(50, 2)
-    lanes = [(stream_of(green_of(part)), [("empty", 200)] * 3) for part in (one, two)]
+def test_partitions_beside_each_other_do_not_delay_each_other() -> None:
+    (one, two), _ = partitions(50, 2)
+    lanes = [(stream_of(green_of(partition)), [("empty", 200)] * 3) for partition in (one, two)]
     assert spans_ms(lanes[0]) == [near(60)]
     assert spans_ms(*lanes) == [near(60), near(60)]
 
 
-def test_kernels_of_one_part_queue() -> None:
-    (part,), _ = parts(50, 1)
-    green = green_of(part)
+def test_kernels_of_one_partition_queue() -> None:
+    (partition,), _ = partitions(50, 1)
+    green = green_of(partition)
     assert sorted(spans_ms(*[(stream_of(green), [("empty", 100)]) for _ in range(3)])) == [near(10), near(20), near(30)]
 
 
@@ -134,7 +134,7 @@ def primary(ctx: Any) -> Any:
 
 
 def views(*sizes: int) -> list[Any]:
-    """The contexts of parts of these sizes."""
+    """The contexts of partitions of these sizes."""
     params = [driver.CU_DEV_SM_RESOURCE_GROUP_PARAMS() for _ in sizes]
     for each, size in zip(params, sizes, strict=True):
         each.smCount = size
@@ -142,7 +142,7 @@ def views(*sizes: int) -> list[Any]:
     return [view_of(green_of(group)) for group in groups]
 
 
-def test_a_kernel_on_the_whole_device_waits_for_the_parts(primary: Any) -> None:
+def test_a_kernel_on_the_whole_device_waits_for_the_partitions(primary: Any) -> None:
     small, other = views(12, 24)
     assert ends_ms((small, "empty", 48), (other, "empty", 48), (primary, "empty", 200)) == [
         near(20),
@@ -151,7 +151,7 @@ def test_a_kernel_on_the_whole_device_waits_for_the_parts(primary: Any) -> None:
     ]
 
 
-def test_parts_wait_for_a_kernel_on_the_whole_device(primary: Any) -> None:
+def test_partitions_wait_for_a_kernel_on_the_whole_device(primary: Any) -> None:
     small, other = views(12, 24)
     works = (primary, "empty", 200), (small, "empty", 24), (other, "empty", 48)
     assert ends_ms(*works) == [near(10), near(20), near(20)]
@@ -163,29 +163,28 @@ def test_a_kernel_with_few_blocks_holds_the_multiprocessors_that_it_fills(primar
 
 
 def test_a_kernel_beside_others_takes_what_they_leave(primary: Any) -> None:
-    """One on 60 multiprocessors of the device finds room beside the first, one on all of its part does not."""
+    """One on 60 multiprocessors of the device finds room beside the first, one on all of its partition does not."""
     half, rest = views(50, 50)
     works = (half, "empty", 80), (primary, "empty", 120), (rest, "empty", 100), (half, "empty", 20)
     assert ends_ms(*works) == [near(10), near(10), near(20), near(20)]
 
 
-def test_parts_that_overlap_share_what_both_have() -> None:
-    """Two divisions of the same device."""
+def test_partitions_that_overlap_share_what_both_have() -> None:
+    """Two splits of the same device."""
     (wide,), (narrow,) = views(60), views(20)
     assert ends_ms((wide, "empty", 120), (narrow, "empty", 40)) == [near(10), near(20)]
     assert ends_ms((narrow, "empty", 40), (wide, "empty", 80)) == [near(10), near(10)]
 
 
-def test_a_part_bounds_kernels_with_a_share(primary: Any) -> None:
+def test_a_partition_bounds_kernels_with_a_share(primary: Any) -> None:
     """A kernel that takes half of the device for 10 ms does the same in 20 ms on a quarter."""
-    quarter, part = views(24, 76)
+    quarter, partition = views(24, 76)
     assert ends_ms((quarter, HALF, 1)) == [near(10 * 50 / 24)]
-    assert ends_ms(*[(part, HALF, 1)] * 2) == [near(10), near(20)]
+    assert ends_ms(*[(partition, HALF, 1)] * 2) == [near(10), near(20)]
     assert ends_ms(*[(primary, HALF, 1)] * 3) == [near(10), near(10), near(20)]
 
 
 def test_a_share_without_multiprocessors_in_the_model(library: ctypes.CDLL, primary: Any) -> None:
-    """As with them, but a part is only bounded in each of its kernels, since there are no multiprocessors to hold."""
     assert describe_time(library, 0, Model(kernels={"empty": Takes(10 * MS), HALF: Takes(10 * MS, 0.5)})) == 0
     assert ends_ms((primary, HALF, 1), (primary, HALF, 1), (primary, "empty", 1)) == [near(10), near(10), near(20)]
 
@@ -202,13 +201,13 @@ def test_nothing_is_done_while_others_use_all_the_bandwidth(library: ctypes.CDLL
     assert ends_ms(*[(primary, "empty", 20)] * 3) == [near(10), near(20), near(30)]
 
 
-def test_a_part_slows_the_use_of_the_bandwidth() -> None:
+def test_a_partition_slows_the_use_of_the_bandwidth() -> None:
     """On a tenth of the device a kernel takes ten times as long, and uses a tenth of the bandwidth meanwhile."""
     small, big = views(10, 90)
     assert ends_ms((small, MOST, 200), (big, MOST, 180)) == [near(100), near(10)]
 
 
-def test_a_graph_whose_node_moves_to_another_part() -> None:
+def test_a_graph_whose_node_moves_to_another_partition() -> None:
     small, big = views(10, 50)
     graph, on = ok(driver.cuGraphCreate(0)), stream()
     params = kernel_params(Kernels()["empty"], (), (), grid=200)
@@ -230,10 +229,10 @@ def test_a_graph_whose_node_moves_to_another_part() -> None:
     assert took == [near(100), near(20)]
 
 
-def test_a_cooperative_launch_fits_its_part() -> None:
-    """The blocks for which the part has room at once, and no more."""
-    (part,), _ = parts(12, 1)
-    kernel, on = Kernels()["empty"], stream_of(green_of(part))
+def test_a_cooperative_launch_fits_its_partition() -> None:
+    """The blocks for which the partition has room at once, and no more."""
+    (partition,), _ = partitions(12, 1)
+    kernel, on = Kernels()["empty"], stream_of(green_of(partition))
     each = ok(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(kernel, 256, 0))
     ok(driver.cuLaunchCooperativeKernel(kernel, 12 * each, 1, 1, 256, 1, 1, 0, on, 0))
     fails(
