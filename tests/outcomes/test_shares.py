@@ -144,7 +144,10 @@ def test_promises_beyond_a_device_are_refused_and_the_error_says_whose_they_are(
 
 
 def test_shares_given_with_a_function(shared: Shared) -> None:
-    function = kaas.register(task_of("f"), share=kaas.Share(0.25, (0.5, 0.5)))
+    function = kaas.register(task_of("f"), share=kaas.Share(0.24, (0.5, 0.5)))
+    (shown,) = kaas.status().shares
+    assert (shown.of, shown.sms, shown.quota, shown.granted) == ("function 'f'", 0.24, (0.5, 0.5), ((0, 32),))
+    assert "function 'f' │ 0.24 │ 0.5 to 0.5 │ 32 on device 0" in str(kaas.status()), "what was asked, and is granted"
     assert int(function.call().result(TIMEOUT_S)[0]) == 0
     assert [each.get("sms") for each in shared.dispatches(function._signatures[0].key)][-1] == SMS // 4
 

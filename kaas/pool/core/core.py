@@ -233,7 +233,7 @@ class Pool:
         return request
 
     def unfinished(self, request: Request) -> bool:
-        """Return True if a request is in the queue or on a worker, with or without a caller that waits for it."""
+        """Return True if a request is in the queue or on a worker, with or without a caller."""
         return request.state is not RequestState.ENDED
 
     def inputs_ready(self, request: Request, inputs: asyncio.Future[Any]) -> None:
@@ -387,14 +387,13 @@ class Pool:
         """End a worker, as `Runs.gone` does."""
         self._runs.gone(worker, reason)
 
-    # --- figures
-
     def stats(self, reset: bool = False) -> Stats:
         """Return the statistics since the last reset. reset: begin anew."""
         return replace(self.reports.stats(reset), profiles=self._profiles.measured())
 
     def status(self, functions: tuple[str, ...] = ()) -> Status:
         """Return the pool's status for `kaas.status()`. functions: labels of the registered functions."""
-        broken = str(self._broken) if self._broken else None
         now = self.reports.status(self._name, self._config, self.caches.pins)
-        return replace(now, functions=functions, broken=broken, quarantined=self.quarantine.status())
+        broken = None if self._broken is None else str(self._broken)
+        held, shares = self.quarantine.status(), self.shares.status(now.devices)
+        return replace(now, functions=functions, broken=broken, quarantined=held, shares=shares)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
 from kaas.config import ClientSettings
@@ -14,6 +14,7 @@ from kaas.scheduling.sharing.packing import DevicePacking
 from kaas.scheduling.sharing.rectangles import DeviceExtent
 from kaas.share import Share
 from kaas.wire.specs import ShareSpec
+from kaas.wire.status.status import DeviceStatus, ShareStatus
 
 SPACE = DeviceExtent(1000, 1)
 """A device as promises are checked: in thousandths of its SMs and of its time."""
@@ -77,6 +78,23 @@ class PoolShares:
         for client, settings in clients.items():
             if settings.share is not None:
                 self._give(_of_client(client), _GivenShare(settings.share, f"client {client!r}"))
+
+    def status(self, devices: Iterable[DeviceStatus]) -> tuple[ShareStatus, ...]:
+        """Return the shares as `kaas.status()` shows them. devices: likewise."""
+        up = [
+            (device.index, DeviceExtent(device.info.sms, device.info.sm_step))
+            for device in devices
+            if device.info is not None
+        ]
+        return tuple(
+            ShareStatus(
+                given.label,
+                given.share.sms,
+                given.share.quota,
+                tuple((index, extent.size(given.share.sms, 1.0)[1]) for index, extent in up),
+            )
+            for given in self._given.values()
+        )
 
     def session_ended(self, session: str) -> None:
         """Take away the shares that a program has given."""

@@ -18,6 +18,7 @@ from kaas.scheduling.policies.fair_share import ClientShare, FairShare
 from kaas.scheduling.policies.holdings import Holdings
 from kaas.scheduling.policies.placement import Placement
 from kaas.scheduling.policies.state import QueuedRequest, WorkerGroup, WorkerState
+from kaas.scheduling.sharing.rectangles import DeviceExtent
 from kaas.scheduling.sharing.tokens import OTHERS, Tokens, TokenScheduler
 
 NO_TOKENS = Tokens(OTHERS, 0)
@@ -62,7 +63,7 @@ class DeviceShares:
         self.active = False
         self._shares: dict[str, ShareKnown] = {}
         self._devices: dict[int, _SharedDevice] = {}
-        self._sms: dict[int, tuple[int, int]] = {}  # of each device's executor, and the step
+        self._extents: dict[int, DeviceExtent] = {}
 
     def __contains__(self, share: str) -> bool:
         return share in self._shares
@@ -95,19 +96,20 @@ class DeviceShares:
 
     def ready(self, event: WorkerReady | WorkerAdopted) -> None:
         """Take in the SMs of a device whose executor can run requests."""
-        if event.kind is WorkerKind.EXECUTOR and self._sms.get(event.device, (1, 1)) != (event.sms, event.sm_step):
-            self._sms[event.device] = event.sms, event.sm_step
+        extent = DeviceExtent(event.sms, event.sm_step)
+        if event.kind is WorkerKind.EXECUTOR and self._extents.get(event.device) != extent:
+            self._extents[event.device] = extent
             if self.active:
                 self._begin_device(event.device)
 
     def _begin_device(self, index: int) -> None:
-        sms, step = self._sms.get(index, (1, 1))
-        device = self._devices[index] = _SharedDevice(TokenScheduler(sms, step, self._windows_s[index]), sms)
+        extent = self._extents.get(index, DeviceExtent(1))
+        device = self._devices[index] = _SharedDevice(TokenScheduler(extent, self._windows_s[index]), extent.sms)
         for share in self._shares.values():
             device.scheduler.give(share.share, share.sms, share.least, share.most)
         for worker in self._placement.devices[index].workers.values():
             for request in worker.running.values():
-                self._take(device, request, Tokens(OTHERS, sms))
+                self._take(device, request, Tokens(OTHERS, extent.sms))
 
     # --- the requests that go
 

@@ -15,10 +15,11 @@ share counts in the next windows.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from kaas.scheduling.sharing.rectangles import DeviceExtent
 
 OTHERS = ""
 """The name under which requests without a share take tokens."""
@@ -84,20 +85,20 @@ class TokenScheduler:
     """The shares of one device. Times are seconds on one clock, which does not go back.
 
     Args:
-        sms: how many the device has. step: the least partition of them, of which others are multiples.
+        extent: its SMs, and their least partition.
         window_s: the length of the windows, which follow each other from time 0.
     """
 
-    def __init__(self, sms: int, step: int, window_s: float) -> None:
-        self._sms, self._step, self._window_s = sms, step, window_s
+    def __init__(self, extent: DeviceExtent, window_s: float) -> None:
+        self._extent, self._sms, self._window_s = extent, extent.sms, window_s
         self._window = 0
-        self._accounts = {OTHERS: _TokenAccount(sms, 0.0, 1.0)}
+        self._accounts = {OTHERS: _TokenAccount(extent.sms, 0.0, 1.0)}
 
     # --- shares
 
     def sms_of(self, part: float) -> int:
         """Return the SMs for a part of them, more than 0 and at most 1: as many partitions as the part needs."""
-        return min(self._sms, max(1, math.ceil(part * self._sms / self._step - 1e-9)) * self._step)
+        return self._extent.size(part, 1.0)[1]
 
     def give(self, share: str, part: float, least: float, most: float) -> None:
         """Give a share its part of the SMs, and its least and most of the time. What it has had stays."""
@@ -196,7 +197,7 @@ class TokenScheduler:
         left = free + held
         if first is not None:
             left = min(left, first.spare if first.after_others else first.spare + held)
-        return left if left == self._sms else left - left % self._step
+        return left if left == self._sms else left - left % self._extent.step
 
     def _reserve(self, sms: int, now_s: float) -> _FirstInLine:
         """Return the time at which so many SMs are expected to be free, and what is free beside them."""

@@ -115,6 +115,20 @@ class QuarantineStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ShareStatus:
+    """A share of a function or a client, as it was given, and the SMs that it has on each device that is up.
+
+    of: "function 'f'" or "client 'alice'". sms, quota: as of `kaas.Share`. granted: pairs of a device's index and the
+    number of SMs, rounded up to the partitions that the device can make.
+    """
+
+    of: str
+    sms: float
+    quota: tuple[float, float]
+    granted: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """A pool at one moment.
 
@@ -139,6 +153,7 @@ class Status:
     abandoned: int = 0
     policy: str = ""
     """The policy as a configuration names it, with its options. `config` has it as it was given."""
+    shares: tuple[ShareStatus, ...] = ()
 
     def __str__(self) -> str:
         """Return the tables of `kaas status`."""
@@ -153,7 +168,7 @@ NODE_SHOWN = 8
 
 
 def status_tables(status: Status) -> list[Shown]:
-    """Return the pool's devices, with counts and troubles below them, and the executors of each client."""
+    """Return the pool's devices, with counts and troubles below them, the executors of each client, and shares."""
     columns = ("device", "kind", "state", "worker", "busy slots", "pins", "node", "pid", "name", "memory")
     rows = []
     for device in status.devices:
@@ -176,9 +191,21 @@ def status_tables(status: Status) -> list[Shown]:
         for device in status.devices
         for each in device.executors
     ]
-    if not executors:
-        return [devices]
-    return [devices, Shown("executors", ("device", "worker", "client", "state", "pid", "sandbox"), executors)]
+    shares = [
+        (
+            each.of,
+            f"{each.sms:g}",
+            f"{each.quota[0]:g} to {each.quota[1]:g}",
+            ", ".join(f"{sms} on device {device}" for device, sms in each.granted),
+        )
+        for each in status.shares
+    ]
+    tables = [devices]
+    if executors:
+        tables.append(Shown("executors", ("device", "worker", "client", "state", "pid", "sandbox"), executors))
+    if shares:
+        tables.append(Shown("shares", ("of", "sms", "quota", "SMs"), shares))
+    return tables
 
 
 def _counts(status: Status) -> str:

@@ -10,8 +10,17 @@ import msgspec
 
 import softgpu
 from kaas.config import ClientSettings, Config, Device, FunctionProfile, described
+from kaas.share import Share
 from kaas.wire.status.stats import KernelStats, OutcomeStats, StageStats, Stats, TierStats
-from kaas.wire.status.status import DeviceStatus, ExecutorStatus, PinStatus, QuarantineStatus, Status, WorkerInfo
+from kaas.wire.status.status import (
+    DeviceStatus,
+    ExecutorStatus,
+    PinStatus,
+    QuarantineStatus,
+    ShareStatus,
+    Status,
+    WorkerInfo,
+)
 
 T = TypeVar("T")
 
@@ -30,6 +39,8 @@ _CLASSES = {
         OutcomeStats,
         PinStatus,
         QuarantineStatus,
+        Share,
+        ShareStatus,
         softgpu.Fault,
         softgpu.Model,
         softgpu.Takes,

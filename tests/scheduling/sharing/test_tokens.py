@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kaas.scheduling.sharing.rectangles import DeviceExtent
 from kaas.scheduling.sharing.tokens import OTHERS, Tokens, TokenScheduler
 
 WINDOW_S = 0.1
@@ -39,7 +40,7 @@ class Ran:
 
 def run(flows: Mapping[str, Flow], windows: int, *, sms: int = 16, others_s: float = 0.0, slots: int = 99) -> Ran:
     """Let saturating flows run on a device; others_s: the length of requests without a share, 0 for none."""
-    tokens, ran, now_s, number = TokenScheduler(sms, 1, WINDOW_S), Ran(), 0.0, 0
+    tokens, ran, now_s, number = TokenScheduler(DeviceExtent(sms, 1), WINDOW_S), Ran(), 0.0, 0
     for name, flow in flows.items():
         tokens.give(name, flow.part, flow.least, flow.most)
     lengths = {name: flow.run_s for name, flow in flows.items()} | ({OTHERS: others_s} if others_s else {})
@@ -113,7 +114,7 @@ def test_a_small_share_runs_beside_one_that_waits_for_more_sms() -> None:
 
 
 def test_requests_without_a_share_have_the_whole_device_while_no_share_runs() -> None:
-    tokens = TokenScheduler(16, 4, WINDOW_S)
+    tokens = TokenScheduler(DeviceExtent(16, 4), WINDOW_S)
     tokens.give("a", 0.25, 0.5, 1.0)
     assert tokens.next({OTHERS: 0.0}, 0.0) == Tokens(OTHERS, 16)
     tokens.begin(1, Tokens(OTHERS, 16), 0.0, 0.01)
@@ -124,12 +125,12 @@ def test_requests_without_a_share_have_the_whole_device_while_no_share_runs() ->
 
 
 def test_a_part_is_rounded_up_to_whole_partitions() -> None:
-    tokens = TokenScheduler(132, 8, WINDOW_S)
+    tokens = TokenScheduler(DeviceExtent(132, 8), WINDOW_S)
     assert [tokens.sms_of(part) for part in (0.001, 0.06, 0.12, 0.24, 0.5, 1.0)] == [8, 8, 16, 32, 72, 132]
 
 
 def test_a_share_that_is_resized_runs_with_its_new_size_at_once() -> None:
-    tokens = TokenScheduler(16, 1, WINDOW_S)
+    tokens = TokenScheduler(DeviceExtent(16, 1), WINDOW_S)
     tokens.give("a", 0.25, 0.5, 0.5)
     tokens.begin(1, Tokens("a", 4), 0.0)
     tokens.end(1, 0.06)
@@ -140,7 +141,7 @@ def test_a_share_that_is_resized_runs_with_its_new_size_at_once() -> None:
 
 
 def test_the_requests_of_a_share_that_is_taken_away_go_on() -> None:
-    tokens = TokenScheduler(16, 1, WINDOW_S)
+    tokens = TokenScheduler(DeviceExtent(16, 1), WINDOW_S)
     tokens.give("a", 0.25, 0.5, 1.0)
     tokens.begin(1, Tokens("a", 4), 0.0, 1.0)
     tokens.take("a")
