@@ -85,6 +85,7 @@ class Executor:
             capacity = min(cache_bytes or usable, usable)
             host_capacity = min(capacity, HOST_CACHE_BYTES) if host_cache_bytes is None else host_cache_bytes
             self._memory = memory = TieredMemory(device, capacity, host_capacity, whole_object_bytes)
+            self._monitor.on_error = memory.spoil
             self._host_to_device = HostToDevice(device.stream(), self._monitor)
             self._write_back = WriteBackStream(device, self._memory, self._monitor, on_write_back)
             self._slots = make_slots(slots, device, memory, self._monitor, isolation)

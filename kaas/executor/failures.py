@@ -86,7 +86,8 @@ class Failures:
         """End a request, and the device's context with all requests on it. Return the kernels that ran."""
         device = self._device.info().name
         self._overran = True
-        self._monitor.lose(DeviceLost(f"{device}: kTask {task!r} {why}", task=task, device=device, **_TIMED_OUT))
+        error = DeviceLost(f"{device}: kTask {task!r} {why}", task=task, device=device, **_TIMED_OUT)
+        self._monitor.lose(error, ended=True)
         return self._device.cancel()
 
     def complete(self, error: KaasError, task: KTask, watched: Watched | None = None, client: str = "") -> None:

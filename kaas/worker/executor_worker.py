@@ -103,9 +103,11 @@ class ExecutorWorker:
             software.load(self._device)
         options = dict(self._options)
         memory_bytes, parts = self._device.memory_bytes, options.pop("parts", 1)
+        files = options.pop("files", None)
         if options.pop("ahead", False) and address.node == self._node:
             compiling.forbid()
         device = open_device(self._device.kind, memory_bytes=memory_bytes, parts=parts)
+        device.files = files
         softgpu.set_echo(False)
         printed = PrintedLines(lambda text: write_out(sys.stdout, text))
         executor = Executor(device, **options, on_write_back=self.written, on_printed=printed)
@@ -119,7 +121,8 @@ class ExecutorWorker:
         of_device = info.name, info.memory_bytes, info.compute_capability
         with device.context:
             sms, step = device.partitions.sizes
-        return WorkerInfo(os.getpid(), self._node, *of_device, slots, code=code, sms=sms, sm_step=step)
+        also = {"code": code, "sms": sms, "sm_step": step, "cached": tuple(executor.cached())}
+        return WorkerInfo(os.getpid(), self._node, *of_device, slots, **also)
 
     def serve(self, executor: Executor, address: messages.Address) -> None:
         """Connect to the pool. The executor is open, with the options' slots, and its `on_write_back` is `written`.

@@ -131,6 +131,13 @@ class ObjectCache(Generic[D, H]):
         self._open = reservation
         return reservation
 
+    def adopt(self, key: bytes, nbytes: int, value: D, *, constant: bool) -> None:
+        """Add an object that is on the device already. constant: a function binds it."""
+        loads = {key: granules(nbytes)}
+        self.device.exchange((), loads)
+        self.device.add(key, loads[key], value)
+        self.device.used(loads, loads if constant else ())
+
     def commit(
         self, reservation: Reservation, values: Mapping[bytes, D], host_values: Mapping[bytes, H] | None = None
     ) -> None:

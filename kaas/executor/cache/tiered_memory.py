@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from kaas.errors import OutOfDeviceMemory
 from kaas.executor.cache.cache import ObjectCache
 from kaas.executor.cache.inflight import InflightCopies, InflightCopy
+from kaas.executor.cache.kept_objects import KeptObjects, placed
 from kaas.executor.cache.lease import MemoryLease, SlotArena
 from kaas.executor.cache.ranges import Ranges
 from kaas.executor.cache.reservation import Reservation, Shortage, Unsaved
@@ -17,9 +18,8 @@ from kaas.executor.cache.tiers import TierUse
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.device_memory import DeviceHeap, HostMemory
 from kaas.executor.device.page_locked import PageLockedBuffers
-from kaas.executor.device.windows.window import Allocated
 from kaas.executor.inputs import Inputs
-from kaas.executor.objects import CachedObject, FetchedObject, HeldValue, HostObject
+from kaas.executor.objects import CachedObject, HeldValue, HostObject
 
 
 class TieredMemory:
@@ -48,6 +48,9 @@ class TieredMemory:
         self._pool = device.pool()
         self.buffers = PageLockedBuffers(device)
         self._inflight = InflightCopies()
+        self._kept = None if device.files is None else KeptObjects(device.pages, device.files)
+        for kept, value in () if self._kept is None else self._kept.adopt(capacity_bytes):
+            self.cache.adopt(kept.key, value.nbytes, value, constant=kept.constants is not None)
 
     def arena(self, home: DeviceHeap | None = None) -> tuple[int, SlotArena]:
         """Return the arena of a new slot, and the slot's number. home: None: memory of the device's pool."""
@@ -112,6 +115,8 @@ class TieredMemory:
         self.leases -= 1
         if lease.copies:
             self._inflight.ended(lease.copies)
+            if self._kept is not None:
+                self._kept.came(lease.loaded, inputs)
         self.cache.release(lease.reservation, constants=inputs.constants, unsaved=() if saved else lease.made)
 
     def give_back(self, lease: MemoryLease) -> None:
@@ -154,13 +159,17 @@ class TieredMemory:
         self._free(cached, {})
         return left
 
+    def spoil(self) -> None:
+        """Let no later executor adopt objects: a kernel has failed, and may have written anywhere before."""
+        if self._kept is not None:
+            self._kept.spoil()
+
     def empty(self, needed: Collection[bytes]) -> None:
         """Free all objects that no request uses and that are not needed, and correct the budget."""
         cached, hosted = self.cache.flush([key for key in self.cache.device.values if key not in needed])
         self._unreported.update(dict.fromkeys(map(self.object_of, cached)))
         self._free(cached, hosted)
-        self._device.pages.trim()
-        self._correct()
+        self._correct(pages=True)
 
     def close(self) -> None:
         """Free everything. No lease may be in use."""
@@ -208,7 +217,7 @@ class TieredMemory:
         emptying = () if needed is None else (partial(self.empty, needed),)
         if tier.capacity_bytes < self.capacity_bytes:
             self._correct()
-        for give_way in (self._correct, *emptying, lambda: None):
+        for give_way in (partial(self._correct, pages=needed is None), *emptying, lambda: None):
             try:
                 made = attempt()
             except OutOfDeviceMemory as error:
@@ -223,12 +232,15 @@ class TieredMemory:
             raise refused
         return made if refused is None else Shortage(refused.needed_bytes)
 
-    def _correct(self) -> None:
+    def _correct(self, *, pages: bool = False) -> None:
         """Set the budget to what the driver has: other users of the device, and code with large globals, take memory.
 
-        The idle memory that the pool cannot give back lies in pieces between objects: it makes no room.
+        The idle memory that the pool cannot give back lies in pieces between objects: it makes no room. pages: idle
+        pages go too, since it is the pool that needs memory.
         """
         self._pool.trim()
+        if pages:
+            self._device.pages.trim()
         driver_bytes = self.cache.used_bytes + self._device.free_bytes()
         self.cache.device.capacity_bytes = min(self.capacity_bytes, driver_bytes)
 
@@ -281,8 +293,8 @@ class TieredMemory:
         for key in inputs.made:
             made, nbytes = inputs.made[key], loads.pop(key)
             lease.made[key] = CachedObject(written.allocate(nbytes), made.nbytes, made.dtype, made.shape, written)
-        placed = _placed(loads, inputs.fetched, self._pool) if window is None else window.place(loads, inputs.constants)
-        for key, home, address in placed:
+        new = placed(loads, inputs, self._pool, self._kept) if window is None else window.place(loads, inputs.constants)
+        for key, home, address in new:
             source = inputs.fetched.get(key) or on_host[key]
             lease.loaded[key] = CachedObject(address, source.nbytes, source.dtype, source.shape, home)
         self._pool.settle()
@@ -380,18 +392,6 @@ class TieredMemory:
             arena.address = arena.home.allocate(nbytes)
             arena.nbytes = nbytes
             arena.fresh = True
-
-
-def _placed(
-    loads: Mapping[bytes, int], fetched: Mapping[bytes, FetchedObject], heap: DeviceHeap
-) -> Iterator[Allocated]:
-    """Map objects that another process holds, and allocate the others."""
-    for key, nbytes in loads.items():
-        held = fetched[key].data if key in fetched else None
-        if isinstance(held, HeldValue):
-            yield key, held.memory, held.memory.take(held.whole_bytes) + held.offset_bytes
-        else:
-            yield key, heap, heap.allocate(nbytes)
 
 
 def _hits(inputs: Inputs) -> dict[str, TierUse]:

@@ -18,6 +18,7 @@ from cuda.bindings import driver
 
 import softgpu
 from kaas.errors import DeviceUnavailable
+from kaas.executor.cache.journal import CacheFiles
 from kaas.executor.device import software
 from kaas.executor.device.code import LoadedLibrary, load, load_image
 from kaas.executor.device.device_memory import HOST_ROOM, HostMemory, MemoryPool, free_bytes, refusal
@@ -132,7 +133,8 @@ class OpenDevice:
         ordinal: its number, as this process sees it. limits: of launches. context: of its calls.
         cancels: True if `cancel` can end kernels; False for GPUs.
         checks: True if the device checks the memory accesses of its kernels (memcheck).
-        windows: makes the windows of clients. pages: the memory in these. partitions: of its SMs.
+        windows: makes the windows of clients. pages: the memory in these. partitions: of its SMs. files: of memory that
+            outlives this process, for the executor; None for none.
     """
 
     def __init__(self, kind: str, handle: Any, context: Any, memory_bytes: int | None, parts: int = 1) -> None:
@@ -152,6 +154,7 @@ class OpenDevice:
         self._info = DeviceInfo(kind, name, min(total, memory_bytes or total) // parts, capability)
         self.pages = Pages(handle, name, on_host=kind == "software")
         self.partitions = Partitions(handle)
+        self.files: CacheFiles | None = None
         self._sampled: Callable[[], float] | None = None
         self._unsampled = kind == "software"
         self.limits = self._read_limits()

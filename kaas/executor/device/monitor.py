@@ -55,16 +55,17 @@ class DeviceMonitor:
     Fields:
         lock: for decisions, which are short. No thread holds it during a fetch, a copy, or a call that waits for the
             device's work: the watchdog needs the lock to end a kernel for which such a call would wait.
-        lost: the first error of a lost device.
+        lost: the first error of a lost device. on_error: called if that is an error of a kernel or of the device.
         closed: True once the executor has freed everything.
     """
 
-    __slots__ = ("_changed", "_waiting", "closed", "lock", "lost")
+    __slots__ = ("_changed", "_waiting", "closed", "lock", "lost", "on_error")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.lost: DeviceLost | None = None
         self.closed = False
+        self.on_error: Callable[[], object] = lambda: None
         self._changed = threading.Condition(self.lock)
         self._waiting = 0
 
@@ -108,11 +109,13 @@ class DeviceMonitor:
         if self._waiting:
             self._changed.notify_all()
 
-    def lose(self, error: DeviceLost) -> None:
-        """Mark the device as lost. The first error is kept."""
+    def lose(self, error: DeviceLost, *, ended: bool = False) -> None:
+        """Mark the device as lost. The first error is kept. ended: this process has ended what ran there."""
         with self.lock:
             if self.lost is None:
                 self.lost = error
+                if not ended:
+                    self.on_error()
             self.notify()
 
     def close(self) -> None:

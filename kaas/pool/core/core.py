@@ -92,8 +92,7 @@ class Pool:
         ledger = self.reports.ledger
         of_caches = len(self._devices), transport, self._background, ledger, limit_s + GRACE_S
         self.caches: CacheCommands = CacheCommands(self, self._runs, self._workers, *of_caches)
-        ahead = config.isolation != "none"
-        self.compilations = Compilations(transport, self._background, ledger) if ahead else None
+        self.compilations = None if config.isolation == "none" else Compilations(transport, self._background, ledger)
         self._use: DeviceUse | None = None
         if (every_s := self._policy.utilisation_every_s) is not None:
             self._use = DeviceUse(every_s, self._requests, self._workers, transport, self._background, self.handle)
@@ -380,7 +379,8 @@ class Pool:
     def ready(self, worker: WorkerRecord) -> None:
         """Tell the policy that a worker can run requests, and repeat the pins of its device."""
         self.events.ready(worker)
-        self.handle(worker.arrival(self._loop.time(), self._cache_bytes[worker.device.index]))
+        for event in worker.arrival(self._loop.time(), self._cache_bytes[worker.device.index]):
+            self.handle(event)
         self.caches.repeat(worker)
 
     def gone(self, worker: WorkerRecord, reason: str) -> None:

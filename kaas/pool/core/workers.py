@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from kaas.pool.background import Background
@@ -86,12 +86,15 @@ class WorkerRecord:
             return "starting"
         return "busy" if self.running else "idle"
 
-    def arrival(self, now_s: float, cache_bytes: int | None) -> WorkerReady:
-        """Return the event that tells a policy of the worker. cache_bytes: limit of the worker's cache, if any."""
+    def arrival(self, now_s: float, cache_bytes: int | None) -> Iterator[WorkerReady | Residency]:
+        """Yield the events that tell a policy of the worker. cache_bytes: limit of the worker's cache, if any."""
         assert self.info is not None, "it is ready"
+        cached, self.info = self.info.cached, replace(self.info, cached=())
         memory_bytes = _cache_bytes(self.info, cache_bytes)
         sizes = self.info.slots, memory_bytes, self.info.sms, self.info.sm_step
-        return WorkerReady(now_s, self.id, self.kind, self.device.index, *sizes)
+        yield WorkerReady(now_s, self.id, self.kind, self.device.index, *sizes)
+        if cached:
+            yield Residency(now_s, self.id, cached, ())
 
 
 def _cache_bytes(info: WorkerInfo, cache_bytes: int | None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import Any
 
 from kaas.config import Config, Device
 from kaas.errors import KaasError
+from kaas.executor.cache.journal import CacheFiles
 from kaas.pool.executors.transport import Compilation
 from kaas.pool.on_processes.compilers import Compilers
 from kaas.pool.on_processes.holders import Holder
@@ -25,6 +27,7 @@ from kaas.wire.status import status_codec
 from kaas.wire.status.status import WorkerInfo
 from kaas.worker.epochs import Adoption
 from kaas.worker.executor_options import executor_options
+from kaas.worker.executor_worker import LOST_STATUS
 from kaas.worker.process_orders import ExecutorOrders
 from kaas.worker.processes import Child, PrintedLines, lacks_files, threads_of, write_out
 from kaas.worker.sandbox import Sandbox
@@ -41,6 +44,11 @@ THREADS_AT_MOST, COUNTED_EVERY_S = 1024, 0.5
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 RETRY_S = 0.2
 """A process is tried again so long after this one had no file descriptor left for it."""
+END_LIMIT_S = 2.0
+"""An executor that is killed has so long to end. After that the next one of its device starts without its cache."""
+KEPT_ENDS = (-signal.SIGKILL, -signal.SIGTERM, LOST_STATUS)
+"""The exit statuses of executors whose cached objects the next ones adopt. After any other, as of a crash, the process
+may have written anywhere. One that has lost its device by an error has spoilt its journal itself."""
 
 
 class ProcessHosts:
@@ -63,6 +71,8 @@ class ProcessHosts:
             if self._walls and device.kind == "software"
         }
         self._device_of: dict[int, int] = {}
+        self._cache_files: dict[int, CacheFiles] = {}  # by device, where one executor after the other adopts objects
+        self._last: dict[int, tuple[Child, asyncio.Future[str]]] = {}  # the executor that has had them
         self._printed = [
             PrintedLines(partial(write_out, each), bytes_per_minute=PRINTED_BYTES_PER_MINUTE, kind="worker")
             for each in (sys.stdout, sys.stderr)
@@ -82,6 +92,9 @@ class ProcessHosts:
         device = self._devices[start.device]
         sandbox = self._sandbox_of(start.worker)
         options, walls = self._options[start.device], self._walls
+        files = await self._files(start.device)
+        if files is not None:
+            options = {**options, "files": files}
         orders = ExecutorOrders(device, options, str(start.worker), address, self._node, sandbox, walls)
         inherited = None
         if sandbox is not None:
@@ -94,7 +107,7 @@ class ProcessHosts:
         until_s = loop.time() + self._wait_s
         while start.worker in self._starting:
             try:
-                child = Child(EXECUTOR, orders, visible, inherited=inherited, pipes=sandbox is not None)
+                child = Child(EXECUTOR, orders, visible, files or (), inherited=inherited, pipes=sandbox is not None)
                 child.on_end(loop, ended.set_result, group=True)
             except KaasError as error:
                 if not lacks_files(error.__cause__) or loop.time() > until_s:
@@ -102,7 +115,7 @@ class ProcessHosts:
                 await asyncio.sleep(RETRY_S)
             else:
                 self._starting.discard(start.worker)
-                self._children[start.worker] = child, ended
+                self._children[start.worker] = self._last[start.device] = child, ended
                 if sandbox is not None:
                     child.pass_on(str(start.worker), *self._printed)
                     self._bound(loop, start.worker)
@@ -111,6 +124,29 @@ class ProcessHosts:
                     self._compilers.named(info.code)
                 return info
         raise KaasError(f"worker {start.worker} was ended before it had a process")
+
+    async def _files(self, device: int) -> CacheFiles | None:
+        """Return the files of a device for its next executor, once the last one has ended; None if it has none."""
+        if self._walls or self._devices[device].kind != "software":
+            return None
+        files = self._cache_files.get(device)
+        child, ended = self._last.pop(device, (None, None))
+        if files is not None and child is not None and ended is not None:
+            try:
+                async with asyncio.timeout(END_LIMIT_S):
+                    await asyncio.shield(ended)
+            except TimeoutError:  # it may still write there
+                self._cache_files.pop(device).close()
+                files = None
+            else:
+                if child.process.returncode not in KEPT_ENDS:
+                    files.spoil()
+        if files is None:
+            try:
+                files = self._cache_files[device] = CacheFiles.made()
+            except OSError:  # this process lacks descriptors: `start` waits for some
+                return None
+        return files
 
     def _bound(self, loop: asyncio.AbstractEventLoop, worker: int) -> None:
         """End an executor with more threads than it needs, again and again: a user's processes share their number."""
@@ -204,6 +240,8 @@ class ProcessHosts:
             self._compilers.close()
         for holder in self._holders.values():
             holder.close()
+        while self._cache_files:
+            self._cache_files.popitem()[1].close()
 
 
 def visible_gpu(devices: Sequence[Device], index: int) -> str:

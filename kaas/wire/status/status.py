@@ -17,7 +17,8 @@ class WorkerInfo:
     sandboxed: Linux keeps the process from files, programs and the network (docs/serve.md). lacks: what it cannot keep
     it from here: "connections", "signals", "system calls", "namespaces". code: the name of what
     its compiler makes on its processor (`softgpu.ahead.namespace`), "" on a GPU. sms: streaming multiprocessors that it
-    gives to requests in multiples of sm_step; 1: it cannot part them.
+    gives to requests in multiples of sm_step; 1: it cannot part them. cached: keys of the objects that the executor
+    before has left on the device; empty once the policy knows them.
     """
 
     pid: int
@@ -31,6 +32,7 @@ class WorkerInfo:
     code: str = ""
     sms: int = 1
     sm_step: int = 1
+    cached: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

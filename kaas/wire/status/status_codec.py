@@ -71,7 +71,7 @@ def decode(data: bytes | memoryview, kind: type[T]) -> T:
 
 
 def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, str | int | float):
+    if value is None or isinstance(value, str | bytes | int | float):
         return value
     if is_dataclass(type(value)) and type(value).__name__ in _CLASSES:
         entries = {each.name: _plain(getattr(value, each.name)) for each in fields(value)}

@@ -196,6 +196,11 @@ int softgpu_window_free(uint64_t base);
 int softgpu_confine(uint64_t base);
 /* Ends the writing of memory (a handle of cuMemCreate) at all places where it is mapped from now on, in any process. */
 int softgpu_seal(uint64_t memory);
+/* Makes a file the memory of a device that has no physical memory yet. Each unit of 2 MB at these offsets stays as it is,
+ * and gets a handle; all else in the file becomes zeros. `made` has room for `count` handles. */
+int softgpu_adopt(uint32_t device, int file, const uint64_t *offsets, uint64_t count, uint64_t *made);
+/* The place in that file of memory (a handle of cuMemCreate) that cannot be exported. */
+int softgpu_offset(uint64_t memory, uint64_t *offset);
 /* Divides memory in an allocation into regions (regions.c), and removes its earlier regions; 0 regions: only removes. */
 int softgpu_regions(uint64_t address, uint64_t bytes, uint32_t regions, const uint64_t *offsets,
                          const uint64_t *sizes, const char *const *names);

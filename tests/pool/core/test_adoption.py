@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from kaas.scheduling.events import (
     WorkerAdopted,
     WorkerGone,
     WorkerKind,
+    WorkerReady,
 )
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from kaas.store import SqliteStore
@@ -90,6 +92,18 @@ def test_the_policy_receives_adopted_workers_before_it_starts_any() -> None:
         Survivor(StartWorker(5, WorkerKind.EXECUTOR, 2), TWO_SLOTS, {}, (b"x", b"y")),
         devices=3,
     )
+
+
+def test_the_policy_hears_what_a_new_worker_has_from_the_one_before() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers, story: list[Any]) -> None:
+        workers.info = replace(INFO, cached=(b"x", b"y"))
+        workers.ends[0].set_result("killed")
+        await settle()
+        (at,) = [at for at, entry in enumerate(story) if isinstance(entry, WorkerReady) and entry.worker == 1]
+        assert story[at + 1] == Residency(story[at].time_s, 1, (b"x", b"y"), ())
+        assert pool.status().devices[0].info == INFO
+
+    play(scenario)
 
 
 def test_an_adopted_worker_keeps_the_client_and_function_of_its_start() -> None:

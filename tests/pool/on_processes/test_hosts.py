@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import signal
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 
 from kaas.config import Config, Device
 from kaas.errors import KaasError
+from kaas.executor.cache.journal import CacheFiles, CacheJournal, KeptGroup, KeptObject
 from kaas.pool.on_processes import hosts
 from kaas.pool.on_processes.hosts import PRINTED_BYTES_PER_MINUTE, ProcessHosts
 from kaas.scheduling.decisions import StartWorker
@@ -21,6 +23,7 @@ from kaas.scheduling.events import WorkerKind
 from kaas.wire.messages import Address
 from kaas.wire.status import status_codec
 from kaas.wire.status.status import WorkerInfo
+from kaas.worker.executor_worker import LOST_STATUS
 from kaas.worker.processes import PrintedLines
 from kaas.worker.sandbox import Sandbox
 from tests.loops import run
@@ -147,5 +150,67 @@ def test_a_start_that_is_killed_while_it_waits_gets_no_process(monkeypatch: pyte
         with pytest.raises(KaasError, match="before it had a process"):
             await start
         assert FakeChild.tried == 1
+
+    run(scenario())
+
+
+class EndingChild(FakeChild):
+    """A process of which a test says when it ends. made: all of them."""
+
+    made: list[EndingChild]
+
+    def __init__(self, module: str, orders: Any, *arguments: Any, **named: Any) -> None:
+        super().__init__(module, orders, *arguments, **named)
+        self.files: CacheFiles = orders.options["files"]
+        self.process = SimpleNamespace(pid=0, returncode=None)
+        self.made.append(self)
+
+    def on_end(self, _: Any, then: Callable[[str], Any], **__: Any) -> None:
+        self._then = then
+
+    def end(self, status: int) -> None:
+        self.process.returncode = status
+        self._then("ended")
+
+    def kill_group(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("status", "same", "kept"),
+    [
+        (-signal.SIGKILL, True, True),
+        (LOST_STATUS, True, True),
+        (-signal.SIGSEGV, True, False),
+        (-signal.SIGABRT, True, False),
+        (1, True, False),
+        (None, False, False),
+    ],
+)
+def test_the_next_executor_of_a_device_adopts_what_one_that_was_killed_has_left(
+    status: int | None, same: bool, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """status: None: the one before does not end."""
+    monkeypatch.setattr(hosts, "Child", EndingChild)
+    monkeypatch.setattr(hosts, "END_LIMIT_S", 0.0 if status is None else 600.0)
+
+    async def scenario() -> None:
+        FakeChild.errors, FakeChild.tried, EndingChild.made = [], 0, []
+        machine = ProcessHosts(Config(devices=(Device("software"),)), "here")
+        await machine.start(START, ADDRESS)
+        (first,) = EndingChild.made
+        inode = os.fstat(first.files.memory).st_ino
+        CacheJournal(first.files.journal).add(KeptGroup(1, [0], [KeptObject(0, b"key", 1, None, None, None)]))
+        machine.kill(START.worker)
+        again = asyncio.ensure_future(machine.start(StartWorker(4, WorkerKind.EXECUTOR, 0), ADDRESS))
+        await asyncio.sleep(0)
+        if status is not None:
+            assert len(EndingChild.made) == 1  # it waits
+            first.end(status)
+        await again
+        _, second = EndingChild.made
+        assert (os.fstat(second.files.memory).st_ino == inode) is same
+        assert bool(CacheJournal(second.files.journal).groups) is kept
+        machine.kill_all()
 
     run(scenario())

@@ -8,8 +8,11 @@ from typing import Any
 
 from cuda.bindings import driver
 
+import softgpu
+from kaas.errors import KaasError
 from kaas.executor.device.device_memory import HOST_ROOM, clear, refusal
 from kaas.executor.device.driver_errors import call
+from softgpu import adoption
 
 PAGE_BYTES = 2 << 20
 """The unit in which memory is mapped: CUDA's smallest (cuMemGetAllocationGranularity)."""
@@ -45,8 +48,21 @@ class Pages:
         if self._on_host:
             HOST_ROOM.check(max(0, nbytes - self.spare_bytes), self.name)
 
-    def make(self, address: int, count: int) -> list[Any]:
-        """Return pages of zeros, which are mapped one behind the other from an address on, where copies may write.
+    def adopt(self, file: int, offsets: Sequence[int]) -> list[Any]:
+        """Return the pages at these offsets of a memory file, in which all pages of this device lie from now on.
+
+        Raises:
+            KaasError: the device has pages already, or the file has none there. All in the file may be lost.
+        """
+        try:
+            return list(adoption.adopt(file, offsets, int(self.device)))
+        except softgpu.SoftgpuError as error:
+            raise KaasError(f"{self.name}: {error}") from None
+
+    def make(self, address: int, count: int, *, cleared: bool = True) -> list[Any]:
+        """Return pages, which are mapped one behind the other from an address on, where copies may write.
+
+        cleared: they are zeros. Otherwise they may have bytes of earlier uses.
 
         Raises:
             OutOfDeviceMemory: the device has not enough.
@@ -60,7 +76,7 @@ class Pages:
         except BaseException:
             self.give(made)
             raise
-        if used:
+        if used and cleared:
             clear(address, used * PAGE_BYTES)
         return made
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from threading import Lock
 from typing import Any, Protocol
@@ -26,6 +26,7 @@ from kaas.executor.device.device_memory import ObjectHome
 from kaas.executor.device.driver_errors import call
 from kaas.executor.device.windows.pages import PAGE_BYTES, Pages, pages_of, rows, unmap
 from kaas.ktask.library import Library
+from softgpu import adoption
 
 ALIGNMENT_BYTES = 256
 """The alignment that cuMemAlloc guarantees."""
@@ -92,7 +93,7 @@ class ClientWindow(ABC):
                 for key, nbytes in group.items():
                     yield key, self.read, self.read.allocate(nbytes)
             else:
-                shared = SharedPages(self._pages, [*group.values()])
+                shared = SharedPages(self._pages, laid_out(group.values()))
                 if not self.reaches(shared):
                     shared.close()
                     raise self.read.full(shared.nbytes)
@@ -269,30 +270,51 @@ class SharedPages:
     others.
 
     Fields:
-        start, nbytes: its addresses. places: those of the objects, in the order of their sizes.
+        start, nbytes: its addresses. places: those of the objects, in the order of their sizes. on_free: called with
+            the address of an object before its memory goes.
     """
 
-    def __init__(self, pages: Pages, sizes: Sequence[int]) -> None:
-        """Allocate the memory.
+    def __init__(
+        self, pages: Pages, sizes: Mapping[int, int], *, adopted: Mapping[int, Any] | None = None, cleared: bool = True
+    ) -> None:
+        """Allocate the memory, or map pages that there are.
+
+        Args:
+            pages: of the device.
+            sizes: bytes of each object, by its distance from the start.
+            adopted: the pages with the objects' bytes, by number; None: new ones are made.
+            cleared: as of `Pages.make`.
 
         Raises:
             OutOfDeviceMemory: the device has not enough.
         """
-        pages.check(sum(sizes))
-        starts = [0, *accumulate(map(aligned, sizes))]
-        self.nbytes = -(-starts[-1] // PAGE_BYTES) * PAGE_BYTES
+        last, self.on_free = max(sizes), _nothing
+        self.nbytes = -(-(last + aligned(sizes[last])) // PAGE_BYTES) * PAGE_BYTES
+        if adopted is None:
+            pages.check(self.nbytes)
         self.start = int(call(driver.cuMemAddressReserve, self.nbytes, PAGE_BYTES, 0, 0))
-        self.places = [self.start + start for start in starts[:-1]]
-        self._sizes = dict(zip(self.places, sizes, strict=True))
+        self._sizes = {self.start + start: nbytes for start, nbytes in sizes.items()}
+        self.places = list(self._sizes)
         self._pages = pages
         self._memory: dict[int, Any] = {}  # by number
         self._users = Counter(page for place in self.places for page in self._pages_of(place))
         self._windows: set[ClientWindow] = set()
         try:
-            self._memory.update(enumerate(pages.make(self.start, self.nbytes // PAGE_BYTES)))
+            if adopted is None:
+                made = pages.make(self.start, self.nbytes // PAGE_BYTES, cleared=cleared)
+                self._memory.update(enumerate(made))
+            else:
+                for row in rows(adopted):
+                    pages.map(self.start + row.start * PAGE_BYTES, [adopted[page] for page in row], writable=True)
+                    self._memory.update((page, adopted[page]) for page in row)
         except KaasError:
+            pages.give([adopted[page] for page in adopted if page not in self._memory] if adopted else ())
             self.close()
             raise
+
+    def offsets(self) -> list[int]:
+        """Return the places of all pages in the file of the device's memory, on a software device."""
+        return [adoption.offset(page) for page in self._memory.values()]
 
     def show(self, window: ClientWindow, start: int) -> bool:
         """Map the memory for reading at the addresses of a window from start on.
@@ -326,6 +348,7 @@ class SharedPages:
 
     def free(self, address: int) -> None:
         """Free one of the objects, which no stream uses any more."""
+        self.on_free(address)
         pages = self._pages_of(address)
         self._users.subtract(pages)
         self._free([page for page in pages if not self._users[page]])
@@ -348,6 +371,16 @@ class SharedPages:
             for start in (self.start, *(window.seen_at(self.start, self) for window in self._windows)):
                 unmap(start + row.start * PAGE_BYTES, len(row))
         self._pages.give([self._memory.pop(page) for page in pages])
+
+
+def laid_out(sizes: Iterable[int]) -> dict[int, int]:
+    """Return sizes by the places that objects have one behind the other."""
+    ends = list(accumulate(map(aligned, sizes := list(sizes))))
+    return dict(zip([0, *ends], sizes, strict=False))
+
+
+def _nothing(address: int) -> None:
+    """Take in that an object goes that nobody has asked about."""
 
 
 def aligned(nbytes: int) -> int:
