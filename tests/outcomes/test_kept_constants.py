@@ -15,6 +15,7 @@ import pytest
 
 import kaas
 from kaas.errors import DeadlineExceeded, DeviceLost, KaasError
+from softgpu import Fault
 from tests.outcomes.test_held_constants import SPOIL
 from tests.server.servers import STEPS
 from tests.timeouts import TIMEOUT_S, until
@@ -37,8 +38,11 @@ LEVELS = pytest.mark.parametrize("isolation", ["none", "fence"])
 
 
 @contextmanager
-def pool(isolation: str, memory_bytes: int = 256 * MIB, **settings: Any) -> Iterator[None]:
-    config = kaas.Config(devices=(kaas.Device("software", memory_bytes),), isolation=isolation, **settings)
+def pool(
+    isolation: str, memory_bytes: int = 256 * MIB, faults: tuple[Fault, ...] = (), **settings: Any
+) -> Iterator[None]:
+    device = kaas.Device("software", memory_bytes, faults=faults)
+    config = kaas.Config(devices=(device,), isolation=isolation, **settings)
     kaas.init(ray=False, name=f"kept {token_hex(4)}", config=config)
     try:
         yield
@@ -148,6 +152,24 @@ def test_after_a_device_error_nothing_is_adopted(isolation: str) -> None:
         before = executor()
         with pytest.raises(DeviceLost):
             kaas.call(faulting, {"x": np.zeros(READ, np.float32)}).result(TIMEOUT_S)
+        replaced(before)
+        assert device_memory() == 0
+        loaded()
+        check(function, given)
+        assert loaded() == (0, 2)
+
+
+@LEVELS
+@pytest.mark.parametrize("kind", ["device_lost", "ecc"])
+def test_a_device_that_disappears_leaves_nothing(isolation: str, kind: str) -> None:
+    """Each executor loses its device at its third kernel, in its second request."""
+    given = constants(11)
+    with pool(isolation, faults=(Fault(kind, at=3),)):
+        function = kaas.register(summed(), given)
+        check(function, given)
+        before = executor()
+        with pytest.raises(DeviceLost):
+            check(function, given)
         replaced(before)
         assert device_memory() == 0
         loaded()

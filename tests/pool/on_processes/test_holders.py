@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from kaas.pool.on_processes import holders
 from kaas.pool.on_processes.holders import HELD_AT_MOST, Holder
 from kaas.pool.on_processes.objects import HeldObject, HeldObjects, key_of
 from kaas.wire.connections.shared_memory import Inbox
+from softgpu import Fault
 from tests.loops import run
 
 pytestmark = pytest.mark.processes
@@ -25,9 +27,9 @@ MIB = 1 << 20
 class Place:
     """A holder with room for three of the constants that `constants` makes."""
 
-    def __init__(self, limit_bytes: int = 64 * MIB, parts: int = 2) -> None:
+    def __init__(self, limit_bytes: int = 64 * MIB, parts: int = 2, faults: tuple[Fault, ...] = ()) -> None:
         self.objects = HeldObjects(Inbox())
-        self.holder = Holder(Device("software", 12 * MIB), parts, limit_bytes, 120.0)
+        self.holder = Holder(Device("software", 12 * MIB, faults=faults), parts, limit_bytes, 120.0)
 
     async def constants(self, number: int, nbytes: int = MIB) -> HeldObject:
         """Two values, together."""
@@ -41,7 +43,7 @@ class Place:
         return [not self.holder.lacks(each) for each in all_constants]
 
 
-def play(scenario: Callable[[Place], Awaitable[None]], **options: int) -> None:
+def play(scenario: Callable[[Place], Awaitable[None]], **options: Any) -> None:
     async def whole() -> None:
         place = Place(**options)
         try:
@@ -102,6 +104,16 @@ def test_constants_beyond_the_limits_are_not_held(limits: dict[str, int]) -> Non
         assert place.holder.held_bytes == 0
 
     play(scenario, **limits)
+
+
+def test_constants_are_held_again_after_a_device_without_memory() -> None:
+    async def scenario(place: Place) -> None:
+        first, second = await place.constants(1), await place.constants(2)
+        assert await place.held(first) == [False]
+        assert place.holder.held_bytes == 0
+        assert await place.held(second, first) == [True, True]
+
+    play(scenario, faults=(Fault("out_of_memory", at=1),))
 
 
 def test_no_more_are_held_than_the_pool_has_descriptors_for(monkeypatch: pytest.MonkeyPatch) -> None:
