@@ -11,6 +11,7 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -121,8 +122,8 @@ class ExecutorWorker:
         of_device = info.name, info.memory_bytes, info.compute_capability
         with device.context:
             sms, step = device.partitions.sizes
-        also = {"code": code, "sms": sms, "sm_step": step, "cached": tuple(executor.cached())}
-        return WorkerInfo(os.getpid(), self._node, *of_device, slots, **also)
+        found = WorkerInfo(os.getpid(), self._node, *of_device, slots, code=code, sms=sms, sm_step=step)
+        return replace(found, cached=tuple(executor.cached()))
 
     def serve(self, executor: Executor, address: messages.Address) -> None:
         """Connect to the pool. The executor is open, with the options' slots, and its `on_write_back` is `written`.
