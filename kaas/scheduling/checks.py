@@ -25,7 +25,6 @@ from kaas.scheduling.events import (
     ClientGone,
     ClientKnown,
     Event,
-    FunctionKnown,
     InputsReady,
     Ordered,
     PhysicalDevice,
@@ -33,7 +32,8 @@ from kaas.scheduling.events import (
     RequestCancelled,
     RequestDone,
     Residency,
-    Tick,
+    ShareGone,
+    ShareKnown,
     Utilisation,
     WorkerAdopted,
     WorkerGone,
@@ -55,14 +55,11 @@ class _Worker:
     client: str
     function: str
     walls: int | None = None  # not None: it serves no other client than that of its first request
-    slots: int = 0
-    """0 until it is ready."""
+    slots: int = 0  # until it is ready
     stopping: bool = False
     free: set[int] = field(default_factory=set)
-    alone: bool = False
-    """It runs a request that must run alone."""
-    orders: list[int] = field(default_factory=list)
-    """The numbers of the Prefetches and Evicts that are not answered yet."""
+    alone: bool = False  # it runs a request that must run alone
+    orders: list[int] = field(default_factory=list)  # numbers of the Prefetches and Evicts that are not answered yet
 
     @property
     def busy(self) -> bool:
@@ -87,9 +84,9 @@ class CheckedPolicy:
     run alone does. A client runs no more than max_running. Only RequestDone and WorkerGone free a slot. Devices exist,
     and have one executor or at most their number of eTask workers, of which one runs; or as many executors as their
     clients may have, and one more, each for the client of its first request. Rejected requests were queued.
-    For a policy with `work_conserving = True` also: no slot stays free while a ready request waits that it could run,
-    but for requests that limits hold back or that fit no free device, as the policy's method `holds` says, and for
-    slots that are being cleared for requests that must run alone. Each Prefetch and Evict has one answer, or its
+    For a policy with `work_conserving = True`, and without shares: no slot stays free while a ready request waits that
+    it could run, but for requests that limits hold back or that fit no free device, as the policy's `holds` says, and
+    for slots that are being cleared for requests that must run alone. Each Prefetch and Evict has one answer, or its
     worker ends.
 
     Raises:
@@ -115,6 +112,7 @@ class CheckedPolicy:
         self._started: set[int] = set()
         self._usable: dict[int, None] = {}  # workers with slots to use; mostly none, which saves a check
         self._max_running: dict[str, int] = {}
+        self._shares: set[str] = set()
         self._story: deque[Event | Decision] = deque(maxlen=STORY_LENGTH)
 
     def handle(self, event: Event) -> list[Decision]:
@@ -142,7 +140,7 @@ class CheckedPolicy:
                     self._dispatch(decision)
                 else:
                     self._check_decision(decision)
-            if self._work_conserving and self._ready and self._usable:
+            if self._work_conserving and self._ready and self._usable and not self._shares:
                 self._check_conserving()
         except (PolicyError, KeyboardInterrupt):
             raise
@@ -208,8 +206,10 @@ class CheckedPolicy:
                     self._max_running[client] = event.max_running
             case ClientGone(client=client):
                 self._max_running.pop(client, None)
-            case FunctionKnown() | Tick():
-                pass
+            case ShareKnown(share=share):
+                self._shares.add(share)
+            case ShareGone(share=share):
+                self._shares.discard(share)
 
     def _drop(self, request: int) -> bool:
         """Remove a request, ready or not. Return True if it was there."""

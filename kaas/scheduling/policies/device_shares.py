@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from kaas.errors import PolicyError
 from kaas.scheduling.events import PhysicalDevice, ShareGone, ShareKnown, WorkerAdopted, WorkerKind, WorkerReady
 from kaas.scheduling.policies.estimates import Estimates
-from kaas.scheduling.policies.fair_share import ClientShare, FairShare
+from kaas.scheduling.policies.fair_share import FairShare
 from kaas.scheduling.policies.holdings import Holdings
 from kaas.scheduling.policies.placement import Placement
 from kaas.scheduling.policies.state import QueuedRequest, WorkerGroup, WorkerState
@@ -136,7 +136,7 @@ class DeviceShares:
         for share in group.shared:
             if (request := self._first(group, share, worker)) is not None:
                 waiting[share] = self._expected_s(request, worker)
-        if others and group.ready > sum(len(requests) for requests in group.shared.values()):
+        if others and group.ready > group.ready_shared:
             waiting[OTHERS] = 0.0
         grant = device.scheduler.next(waiting, now_s)
         if (wake_s := device.scheduler.wakes_s(waiting, now_s)) is not None:
@@ -153,13 +153,10 @@ class DeviceShares:
 
     def _first(self, group: WorkerGroup, share: str, worker: WorkerState) -> QueuedRequest | None:
         """Return the request of a share that goes first on a worker: that of the client that has had least time."""
-        clients: dict[ClientShare, QueuedRequest] = {}
-        for request in group.shared[share].values():
-            if request.share not in clients and self._fits(request, worker):
-                clients[request.share] = request
-        now_s = self._placement.now_s
+        now_s, held = self._placement.now_s, self._fair_share.held
+        firsts = [next(iter(own.values())) for own in group.shared[share].values()]
         able = [
-            each for each in clients.values() if not (each.share.limited and self._fair_share.held(each.share, now_s))
+            each for each in firsts if self._fits(each, worker) and not (each.share.limited and held(each.share, now_s))
         ]
         return min(able, key=lambda each: (-each.share.priority, each.share.time_s, each.id), default=None)
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from kaas.scheduling.candidates import Candidate, Destination, Why
 from kaas.scheduling.events import RequestDone
-from kaas.scheduling.policies.device_shares import DeviceShares
 from kaas.scheduling.policies.estimates import Estimates
 from kaas.scheduling.policies.fair_share import ClientShare, FairShare
 from kaas.scheduling.policies.placement import Placement
@@ -26,7 +25,6 @@ class Explained:
     _placement: Placement
     _estimates: Estimates
     _fair_share: FairShare
-    _device_shares: DeviceShares
 
     def why(self, request: int) -> Why:
         """Return why a request has not gone yet.
@@ -47,10 +45,9 @@ class Explained:
         return self._waits_for(self._requests[request])
 
     def holds(self, request: int) -> bool:
-        """Return True if a ready request may not run now: limits or shares hold it back, or it fits no free device."""
+        """Return True if a ready request may not run now: limits of its client hold it, or it fits no free device."""
         asked = self._requests[request]
-        apart = self._device_shares.active or request in asked.group.aside.get(asked.share, ())
-        return apart or self._fair_share.held(asked.share, self.now_s)
+        return request in asked.group.aside.get(asked.share, ()) or self._fair_share.held(asked.share, self.now_s)
 
     def watch(self, observer: Observer) -> None:
         """Tell an observer, from now on, of each request that an order gives."""

@@ -233,7 +233,7 @@ class WorkerGroup:
             devices that the group gets when their workers have ended. coming: workers that start.
         order: of the ready requests, but for `alone`: those that must run alone, `aside`: those that fit no free
             device, and `shared`: those of each share of a device. clients: how many requests of each client wait.
-            ready: how many wait. running: how many run.
+            ready: how many wait. ready_shared: of these, the ones with shares. running: how many run.
             failures: workers in a row that did not start. slots, most_slots: of a worker.
         open: workers that have a free slot for any request, by device. offers: heap of the workers with a free slot,
             the best first; entries with an old version are skipped, and a busier worker gets a new place at the top.
@@ -253,7 +253,8 @@ class WorkerGroup:
     clients: dict[ClientShare, int] = field(default_factory=dict)
     alone: dict[int, QueuedRequest] = field(default_factory=dict)
     aside: dict[ClientShare, dict[int, QueuedRequest]] = field(default_factory=dict)
-    shared: dict[str, dict[int, QueuedRequest]] = field(default_factory=dict)
+    shared: dict[str, dict[ClientShare, dict[int, QueuedRequest]]] = field(default_factory=dict)
+    ready_shared: int = 0
     ready: int = 0
     running: int = 0
     failures: int = 0
@@ -281,7 +282,8 @@ class WorkerGroup:
         if request.alone:
             self.alone[request.id] = request
         elif request.device_share:
-            self.shared.setdefault(request.device_share, {})[request.id] = request
+            self.shared.setdefault(request.device_share, {}).setdefault(request.share, {})[request.id] = request
+            self.ready_shared += 1
         else:
             self.order.add(request)
 
@@ -294,9 +296,7 @@ class WorkerGroup:
         if request.alone:
             del self.alone[request.id]
         elif request.device_share:
-            del self.shared[request.device_share][request.id]
-            if not self.shared[request.device_share]:
-                del self.shared[request.device_share]
+            self._unshare(request)
         else:
             self.order.drop(request)
         self.clients[request.share] -= 1
@@ -305,9 +305,20 @@ class WorkerGroup:
 
     def unshare(self, share: str) -> None:
         """Take in that a share is taken away: its requests wait in the order."""
-        for request in self.shared.pop(share, {}).values():
+        for request in [each for own in self.shared.get(share, {}).values() for each in own.values()]:
+            self._unshare(request)
             request.device_share = ""
             self.order.add(request)
+
+    def _unshare(self, request: QueuedRequest) -> None:
+        clients = self.shared[request.device_share]
+        own = clients[request.share]
+        del own[request.id]
+        if not own:
+            del clients[request.share]
+        if not clients:
+            del self.shared[request.device_share]
+        self.ready_shared -= 1
 
     def next(self, provided: int = 0) -> list[QueuedRequest]:
         """Return the most urgent ready request of the order, and the requests that run alone.
@@ -316,7 +327,8 @@ class WorkerGroup:
         """
         one = len(self.clients) == 1 and not self.alone and not self.shared and provided < self.ready
         first = self.order.first(provided if one else 0)
-        apart = [next(iter(own.values())) for own in (*self.aside.values(), *self.shared.values())]
+        shared = [own for clients in self.shared.values() for own in clients.values()]
+        apart = [next(iter(own.values())) for own in (*self.aside.values(), *shared)]
         return [*self.alone.values(), *apart, *([] if first is None else [first])]
 
     def free_on(self, devices: Collection[int]) -> Iterator[WorkerState]:

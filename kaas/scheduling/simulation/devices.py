@@ -19,7 +19,7 @@ class SimulatedFunction:
 
     Fields:
         reads: what they read, its memory. fetch_ps: from the store to the host. load_ps: from there to the device.
-        run_ps: the mean of its runs, by kind of device, at speed 1.
+        run_ps: the mean of its runs, by kind of device, at speed 1. fills: the part of the SMs that a run fills.
     """
 
     key: bytes
@@ -30,6 +30,7 @@ class SimulatedFunction:
     fetch_ps: int
     load_ps: int
     run_ps: Mapping[str, int]
+    fills: float = 1.0
 
 
 class SimulatedRequest(msgspec.Struct, eq=False):
@@ -37,7 +38,7 @@ class SimulatedRequest(msgspec.Struct, eq=False):
 
     Fields:
         index: its place in the scenario. arrival: the event for the policy; its id is its place by arrival. run_ps: its
-            run by kind of device, at speed 1. worker, slot, victims, promised: the policy's decision, once it was made.
+            run by kind of device, at speed 1. worker, slot, victims, promised, sms: the policy's decision, once made.
             place: its function's memory, once it began. began_ps: the time at which it began. started_ps: the start of
             its worker, if that was for the request. loaded_ps: its load, if it began with one and the load has ended.
             ready_ps: the time at which its run begins, once that is known. ran_ps: its run on its device, once it
@@ -54,6 +55,7 @@ class SimulatedRequest(msgspec.Struct, eq=False):
     slot: int = 0
     victims: tuple[bytes, ...] = ()
     promised: bool = False
+    sms: int = 0
     place: FunctionPlace | None = None
     began_ps: int = 0
     started_ps: int = 0
@@ -120,6 +122,8 @@ class SimulatedDevice:
     free_ps: int
     memory: SimulatedMemory
     link: SimulatedLink | None = None
+    sms: int = 1
+    sm_step: int = 1
     busy_ps: int = 0
     workers: dict[int, SimulatedWorker] = field(default_factory=dict)
     running: dict[int, SimulatedRequest] = field(default_factory=dict)
@@ -148,6 +152,8 @@ class SimulatedDevice:
         """Return the picoseconds that a request takes here that begins beside those that run."""
         alone_ps = request.run_ps[self.kind]
         factor = (1.0 + self.interference * len(self.running)) / self.speed
+        if request.sms:
+            factor *= max(1.0, request.function.fills * self.sms / request.sms)
         return alone_ps if factor == 1.0 else round(alone_ps * factor)
 
     def emptied(self, now_ps: int) -> None:

@@ -33,10 +33,19 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
+class ScenarioShare:
+    """The part of each device that the requests of a function or a client may have, as `kaas.Share`."""
+
+    sms: float = 1.0
+    quota: tuple[float, float] = (0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
 class ScenarioDevice:
     """A device of a scenario.
 
     Fields:
+        sms, sm_step: streaming multiprocessors, and how many the least partition has; 1: it cannot be divided.
         cached: the functions whose memory is there from the start. host_mb: page-locked memory beside it; None: for
             all functions. link: the one that its loads share with those of other devices.
     """
@@ -51,6 +60,8 @@ class ScenarioDevice:
     interference: float = 0.0
     host_mb: float | None = None
     link: str | None = None
+    sms: int = 1
+    sm_step: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +71,7 @@ class ScenarioFunction:
     Fields:
         load_s: from the host to the device. fetch_s: from the store to the host. run_s: by kind of device, or for all.
         run_cv: the coefficient of variation of run times, which are lognormal. family, batch: functions of one family
-            differ in the batch size only.
+            differ in the batch size only. fills: the part of the SMs that a run fills; on fewer it takes longer.
     """
 
     memory_mb: float = 0.0
@@ -74,6 +85,8 @@ class ScenarioFunction:
     family: str = ""
     batch: float = 0.0
     fetch_s: float = 0.0
+    fills: float = 1.0
+    share: ScenarioShare | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +97,7 @@ class ScenarioClient:
     runtime_s: float = 0.0
     affinity: tuple[int, ...] = ()
     mean_run_s: float | None = None
+    share: ScenarioShare | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +183,7 @@ class Scenario:
 
     Fields:
         profiles: the policy is told all functions' times at the start; a number: times wrong by this factor.
-        worker_start_s: seconds that an executor takes to start.
+        worker_start_s: seconds that an executor takes to start. window_s: the time of which shares have parts.
         workload: brings functions and a stream of requests, in the place of `requests` (`kaas.scheduling.workloads`).
     """
 
@@ -184,6 +198,7 @@ class Scenario:
     links: Mapping[str, ScenarioLink] = field(default_factory=dict)
     failures: tuple[ScenarioFailure, ...] = ()
     workload: ScenarioWorkload | None = None
+    window_s: float = 0.1
 
     def make_policy(self, devices: Sequence[PhysicalDevice]) -> Policy:
         """Return a new policy of the scenario. A policy with a `seed` parameter gets the seed.

@@ -26,6 +26,7 @@ from kaas.scheduling.simulation.scenario import (
     ScenarioFunction,
     ScenarioLink,
     ScenarioRequest,
+    ScenarioShare,
     ScenarioWorkload,
     SyntheticWorkload,
 )
@@ -33,7 +34,7 @@ from kaas.scheduling.simulation.scenario import (
 FILE_BYTES = 256 << 20
 """The longest file of a scenario."""
 CHUNK_BYTES = 1 << 20
-MOST_SLOTS = 1 << 16
+MOST_SLOTS = MOST_SMS = 1 << 16
 MOST_FUNCTIONS = 1_000_000
 """Of a synthetic workload."""
 
@@ -227,6 +228,13 @@ def _policy(path: str, value: Any) -> PolicyChoice:
     return PolicyChoice(name, options)
 
 
+def _quota(path: str, value: Any) -> tuple[float, float]:
+    found = _list(partial(_number, most=1.0))(path, value)
+    if len(found) != 2 or not found[0] <= found[1] or not found[1] > 0:
+        raise _wrong(path, f"the least and the most part of the time, not {value!r}")
+    return found[0], found[1]
+
+
 def _minutes(path: str, value: Any) -> tuple[int, int]:
     found = _list(_whole)(path, value)
     if len(found) != 2 or found[0] >= found[1]:
@@ -260,6 +268,9 @@ _SYNTHETIC: dict[str, Reader] = {
     "minutes": _positive,
     "load_mb_s": _positive,
 }
+_part = partial(_number, least=0.001, most=1.0)
+_SHARE: dict[str, Reader] = {"sms": _part, "quota": _quota}
+_share = _or_null(_record(ScenarioShare, _SHARE))
 _DEVICE: dict[str, Reader] = {
     "memory_mb": _positive,
     "cached": _list(_name),
@@ -271,6 +282,8 @@ _DEVICE: dict[str, Reader] = {
     "interference": _number,
     "host_mb": _or_null(_number),
     "link": _or_null(_name),
+    "sms": partial(_whole, least=1, most=MOST_SMS),
+    "sm_step": partial(_whole, least=1, most=MOST_SMS),
 }
 _FUNCTION: dict[str, Reader] = {
     "memory_mb": _number,
@@ -284,12 +297,15 @@ _FUNCTION: dict[str, Reader] = {
     "kind": _one_of("ktask", "etask"),
     "client": _name,
     "weight": _positive,
+    "fills": _part,
+    "share": _share,
 }
 _CLIENT: dict[str, Reader] = {
     "weight": _positive,
     "runtime_s": _number,
     "affinity": _list(_whole),
     "mean_run_s": _or_null(_number),
+    "share": _share,
 }
 _REQUEST: dict[str, Reader] = {
     "at_s": _number,
@@ -312,6 +328,7 @@ _SCENARIO: dict[str, Reader] = {
     "links": _named(_record(ScenarioLink, _LINK, "mb_s")),
     "failures": _list(_record(ScenarioFailure, _FAILURE, "at_s", "device")),
     "workload": _or_null(_workload),
+    "window_s": partial(_number, least=0.001, most=60.0),
 }
 
 
@@ -353,6 +370,8 @@ def _check_device(scenario: Scenario, path: str, device: ScenarioDevice) -> None
             raise _wrong(f"{path}.cached[{place}]", f"{name!r} a second time")
     if sum(scenario.functions[name].memory_mb for name in device.cached) > device.memory_mb:
         raise _wrong(f"{path}.cached", f"more than the device's {device.memory_mb:g} MB")
+    if device.sm_step > device.sms:
+        raise _wrong(f"{path}.sm_step", f"at most the device's {device.sms} SMs")
     if device.link is not None and device.link not in scenario.links:
         raise _wrong(f"{path}.link", f"no link {device.link!r}")
     owner = device.owner

@@ -146,6 +146,8 @@ class _Simulation:
             self._tell(client)
         for function in start.profiles(self._scenario):
             self._tell(function)
+        for share in start.shares(self._scenario):
+            self._tell(share)
         for worker in start.adopted(self._scenario) if self._adopts else ():
             self._adopt(worker)
         self._tell(Tick(0.0))
@@ -266,7 +268,7 @@ class _Simulation:
     def _dispatch(self, decision: Dispatch, following: list[Event]) -> None:
         request, worker = self._open[decision.request], self._workers[decision.worker]
         request.worker, request.slot = worker, decision.slot
-        request.victims, request.promised = decision.victims, decision.promised
+        request.victims, request.promised, request.sms = decision.victims, decision.promised, decision.sms
         worker.running += 1
         device = worker.device
         if request.function.nbytes > device.memory.size_bytes:
@@ -314,8 +316,8 @@ class _Simulation:
             return  # it ends; or the device failed, and it has two entries
         worker.up = True
         device.busy_ps += worker.cold_ps or 0
-        memory_bytes = device.memory.size_bytes
-        ready = WorkerReady(self._clock.now_s, worker.id, worker.kind, device.index, worker.slots, memory_bytes)
+        sizes = worker.slots, device.memory.size_bytes, device.sms, device.sm_step
+        ready = WorkerReady(self._clock.now_s, worker.id, worker.kind, device.index, *sizes)
         self._tell(ready, *self._held(worker))
 
     def _held(self, worker: SimulatedWorker) -> list[Event]:

@@ -14,6 +14,7 @@ from kaas.scheduling.events import (
     PhysicalDevice,
     RequestArrived,
     Running,
+    ShareKnown,
     WorkerAdopted,
     WorkerKind,
 )
@@ -21,7 +22,13 @@ from kaas.scheduling.simulation.clock import SECOND_PS, Clock, picoseconds
 from kaas.scheduling.simulation.devices import SimulatedDevice, SimulatedFunction, SimulatedRequest
 from kaas.scheduling.simulation.draws import Draws
 from kaas.scheduling.simulation.links import SimulatedLink
-from kaas.scheduling.simulation.scenario import NO_SHARED_EXECUTORS, Scenario, ScenarioFunction, ScenarioRequest
+from kaas.scheduling.simulation.scenario import (
+    NO_SHARED_EXECUTORS,
+    Scenario,
+    ScenarioFunction,
+    ScenarioRequest,
+    ScenarioShare,
+)
 from kaas.scheduling.simulation.simulated_memory import SimulatedHostMemory, SimulatedMemory
 
 MEGABYTE = 1 << 20
@@ -30,7 +37,14 @@ MEGABYTE = 1 << 20
 def physical(scenario: Scenario) -> tuple[PhysicalDevice, ...]:
     """Return the devices as a policy sees them."""
     return tuple(
-        PhysicalDevice(index, device.kind, to_bytes(device.memory_mb), device.speed, slots=device.slots)
+        PhysicalDevice(
+            index,
+            device.kind,
+            to_bytes(device.memory_mb),
+            device.speed,
+            slots=device.slots,
+            window_s=scenario.window_s,
+        )
         for index, device in enumerate(scenario.devices)
     )
 
@@ -54,6 +68,8 @@ def devices(scenario: Scenario, clock: Clock, copies: Counter[bytes]) -> list[Si
                 picoseconds(device.busy_until_s),
                 memory,
                 None if device.link is None else links[device.link],
+                device.sms,
+                device.sm_step,
             )
         )
     return made
@@ -74,6 +90,7 @@ def functions(scenario: Scenario) -> dict[str, SimulatedFunction]:
             picoseconds(function.fetch_s),
             picoseconds(function.load_s),
             {kind: picoseconds(_run_s(function, kind)) for kind in kinds},
+            function.fills,
         )
     return made
 
@@ -90,7 +107,7 @@ def requests(scenario: Scenario, stream: Iterable[ScenarioRequest] | None = None
     """
     known = functions(scenario)
     kinds = dict.fromkeys(device.kind for device in scenario.devices)
-    draws = Draws(scenario.seed)
+    draws, shares = Draws(scenario.seed), _shares(scenario)
     arriving: Iterable[tuple[int, ScenarioRequest]] = enumerate(scenario.requests if stream is None else stream)
     if stream is None:
         arriving = sorted(arriving, key=lambda each: each[1].at_s)
@@ -110,16 +127,18 @@ def requests(scenario: Scenario, stream: Iterable[ScenarioRequest] | None = None
         elif (run_cv := scenario.functions[request.function].run_cv) != 0:
             factor = draws.lognormal(run_cv)
             run_ps = {kind: round(factor * mean_ps) for kind, mean_ps in run_ps.items()}
+        client = function.client if request.client is None else request.client
         arrival = RequestArrived(
             arrived_ps / SECOND_PS,
             number,
-            function.client if request.client is None else request.client,
+            client,
             request.function,
             function.reads,
             True,
             None if deadline_ps is None else deadline_ps / SECOND_PS,
             1,
             function.kind,
+            share=next((each for each in (f"function {request.function}", f"client {client}") if each in shares), ""),
         )
         yield SimulatedRequest(index, arrival, function, arrived_ps, run_ps, deadline_ps)
 
@@ -127,6 +146,19 @@ def requests(scenario: Scenario, stream: Iterable[ScenarioRequest] | None = None
 def _run_s(function: ScenarioFunction, kind: str) -> float:
     """Return the mean run time of a function on a kind of device."""
     return function.run_s[kind] if isinstance(function.run_s, Mapping) else function.run_s
+
+
+def _shares(scenario: Scenario) -> dict[str, ScenarioShare]:
+    """Return the shares of functions and clients, by their names for the policy."""
+    functions = {f"function {name}": each.share for name, each in scenario.functions.items()}
+    clients = {f"client {name}": each.share for name, each in scenario.clients.items()}
+    return {name: share for name, share in (functions | clients).items() if share is not None}
+
+
+def shares(scenario: Scenario) -> Iterator[ShareKnown]:
+    """Yield the shares of functions and clients."""
+    for name, share in _shares(scenario).items():
+        yield ShareKnown(0.0, name, share.sms, *share.quota)
 
 
 def clients(scenario: Scenario) -> Iterator[ClientKnown]:
@@ -188,6 +220,8 @@ def adopted(scenario: Scenario) -> Iterator[WorkerAdopted]:
                 for slot in range(slots)
                 if device.busy_until_s
             ),
+            sms=device.sms,
+            sm_step=device.sm_step,
         )
 
 
