@@ -18,6 +18,9 @@ from cuda.bindings import driver
 
 from kaas.executor.device.driver_errors import call
 
+MOST_SHARES = 256
+"""Shares whose last SMs are remembered."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SmPartition:
@@ -93,6 +96,8 @@ class Partitions:
             with self._lock:
                 held.subtract(groups)
                 if not +held:
+                    if len(self._last) >= MOST_SHARES:
+                        self._last.clear()
                     self._last[share] = groups
                     del self._held[share]
 

@@ -162,13 +162,15 @@ class DeviceShares:
 
     def _fits(self, request: QueuedRequest, worker: WorkerState) -> bool:
         """Return False if a request has to wait for a larger device."""
+        if not self._holdings.uneven:
+            return True
 
         def capacity_bytes(each: WorkerState) -> float:
             known = self._holdings.memories[each.device.index].capacity_bytes
             return math.inf if known is None else known
 
         most_bytes = max(capacity_bytes(each) for each in request.group.workers.values())
-        return not self._holdings.uneven or capacity_bytes(worker) >= min(request.reads.nbytes, most_bytes)
+        return capacity_bytes(worker) >= min(request.reads.nbytes, most_bytes)
 
     def _expected_s(self, request: QueuedRequest, worker: WorkerState) -> float:
         spec = worker.device.spec
@@ -179,7 +181,7 @@ class DeviceShares:
         """Give a request that is dispatched its tokens, and return them: 0 SMs for all."""
         device = self._devices[worker.device.index]
         share = request.device_share if request.device_share in self._shares else OTHERS
-        sms = device.granted or device.sms
+        sms = device.sms if request.alone else device.granted or device.sms
         self._take(device, request, Tokens(share, sms))
         if share == OTHERS:
             self._next(request.group, worker)
