@@ -29,6 +29,9 @@ from kaas.executor.profile import KernelTime
 from kaas.executor.run import ChosenValues, RunRequest
 from kaas.ktask.request import check_names, iterations_of
 
+_WHOLE: AbstractContextManager[None] = nullcontext()
+"""The whole device in the place of a partition."""
+
 
 class Slot:
     """Capacity for one request at a time. Use it inside `device.context`.
@@ -328,7 +331,7 @@ def run_in_slot(
     addresses = slot.copy_in(plan, placement, inputs, admitted.lease)
     values = LaunchValues(placement, addresses, given.scalars)
     kernels: tuple[KernelTime, ...] = ()
-    with slot.partitions.taken(request.share, request.sms) as partition:
+    with slot.partitions.taken(request.share, request.sms) if request.sms else _WHOLE as partition:
         launches = None if request.profile else graphs.bind(values, given.iterations, partition)
         copied = perf_counter()
         if launches is None:

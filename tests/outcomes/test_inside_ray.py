@@ -84,6 +84,13 @@ def pardon() -> Any:
     return call()
 
 
+def set_share() -> Any:
+    kaas.set_share("alice", kaas.Share(quota=(0.1, 0.5)))
+    assert "client 'alice'" in [each.of for each in kaas.status().shares]
+    kaas.set_share("alice", None)
+    return call()
+
+
 def stats() -> Any:
     assert kaas.stats().stages is not None
     return call()
@@ -119,7 +126,23 @@ def model() -> Any:
 
 
 CALLS = [
-    *(invoke, call, register, put, prefetch, pin, unpin, flush, pardon, stats, status, etask, init, run_local),
+    *(
+        invoke,
+        call,
+        register,
+        put,
+        prefetch,
+        pin,
+        unpin,
+        flush,
+        pardon,
+        set_share,
+        stats,
+        status,
+        etask,
+        init,
+        run_local,
+    ),
     model,
 ]
 

@@ -226,7 +226,7 @@ class Pool:
         if request.flow not in self._profiles.told:
             for known in self._profiles.tell(request, now_s):
                 self.handle(known)
-        request.share = self.shares.of(call)
+        request.share = self.shares.of(call) if self.shares.given else ""
         self.handle(request.arrival(now_s))
         self._sessions.uses(call.session, call.client)
         return request
@@ -349,14 +349,15 @@ class Pool:
 
     def _decide(self, event: Event) -> list[Decision]:
         """Return the policy's decisions on an event; measure its time, and record them if so configured."""
-        recorder, began_s = self._recorder, perf_counter()
+        recorder, ledger, began_s = self._recorder, self.reports.ledger, perf_counter()
         try:
             decisions = self._policy.handle(event)
         except PolicyError:
             if recorder is not None:
                 recorder.write(event, (), raised=True)
             raise
-        self.reports.ledger.decided(perf_counter() - began_s)
+        ledger.policy_s += perf_counter() - began_s
+        ledger.policy_events += 1
         if recorder is not None:
             recorder.write(event, decisions)
         return decisions

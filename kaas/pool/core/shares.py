@@ -35,21 +35,22 @@ class PoolShares:
 
     Args:
         tell: gives an event to the policy.
+
+    Fields:
+        given: the shares by name.
     """
 
     def __init__(self, tell: Callable[[Event], None]) -> None:
         self._tell = tell
         self._loop = asyncio.get_running_loop()
-        self._given: dict[str, _GivenShare] = {}
+        self.given: dict[str, _GivenShare] = {}
         self._functions: dict[str, str] = {}  # the share of each function
 
     def of(self, call: WorkerCall) -> str:
         """Return the name of the share of a request: its function's, else its client's; "" if there is none."""
-        if not self._given:
-            return ""
         function = self._functions.get(call.bound or call.function or call.label)
         client = _of_client(call.client)
-        return function or (client if client in self._given else "")
+        return function or (client if client in self.given else "")
 
     def set(self, spec: ShareSpec, session: str) -> None:
         """Give a function or a client a share, change it, or take it away, from the next dispatch on.
@@ -72,7 +73,7 @@ class PoolShares:
             InvalidShare: as of `set`.
         """
         wanted = {_of_client(client): each.share for client, each in clients.items() if each.share is not None}
-        for name, given in list(self._given.items()):
+        for name, given in list(self.given.items()):
             if not given.session and name not in wanted:
                 self._remove(name)
         for client, settings in clients.items():
@@ -93,24 +94,24 @@ class PoolShares:
                 given.share.quota,
                 tuple((index, extent.size(given.share.sms, 1.0)[1]) for index, extent in up),
             )
-            for given in self._given.values()
+            for given in self.given.values()
         )
 
     def session_ended(self, session: str) -> None:
         """Take away the shares that a program has given."""
-        for name in [name for name, given in self._given.items() if given.session == session]:
+        for name in [name for name, given in self.given.items() if given.session == session]:
             self._remove(name)
 
     def _give(self, name: str, given: _GivenShare) -> None:
         self._check(name, given)
         for function in given.functions:
             self._functions[function] = name
-        self._given[name] = given
+        self.given[name] = given
         least, most = given.share.quota
         self._tell(ShareKnown(self._loop.time(), name, given.share.sms, least, most))
 
     def _remove(self, name: str) -> None:
-        given = self._given.pop(name, None)
+        given = self.given.pop(name, None)
         if given is None:
             return
         for function in given.functions:
@@ -123,7 +124,7 @@ class PoolShares:
         Raises:
             InvalidShare: they do not.
         """
-        shares = {**self._given, name: given}
+        shares = {**self.given, name: given}
         promised: dict[Hashable, tuple[float, float]] = {
             each: (value.share.sms, value.share.quota[0]) for each, value in shares.items() if value.share.quota[0] > 0
         }

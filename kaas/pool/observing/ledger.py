@@ -182,7 +182,7 @@ class Ledger:
     Entries are added up in batches, since a caller waits for its reply while an entry is written.
 
     Fields:
-        policy_s, policy_events: as in `Stats`.
+        policy_s, policy_events: as in `Stats`; the pool counts.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -198,11 +198,6 @@ class Ledger:
         self._before.merge(self._figures)
         self._since_s, self._figures = now_s, Figures()
         self.policy_s, self.policy_events = 0.0, 0
-
-    def decided(self, seconds: float) -> None:
-        """Count an event that the policy has decided on, in so many seconds."""
-        self.policy_s += seconds
-        self.policy_events += 1
 
     def write(self, entry: LedgerEntry) -> None:
         """Add an entry."""

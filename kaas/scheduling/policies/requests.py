@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NoReturn
 
 from kaas.errors import PolicyError
-from kaas.scheduling.events import RequestArrived, Running
+from kaas.scheduling.events import Running
 from kaas.scheduling.policies.fair_share import ClientShare
 from kaas.scheduling.policies.holdings import NOTHING, Holdings
-from kaas.scheduling.policies.state import Partition, QueuedRequest, WorkerGroup, WorkerState
+from kaas.scheduling.policies.state import Partition, QueuedRequest, WorkerState
 
 
 class RequestTable(dict[int, QueuedRequest]):
@@ -17,16 +17,6 @@ class RequestTable(dict[int, QueuedRequest]):
     def __init__(self, holdings: Holdings) -> None:
         super().__init__()
         self._holdings = holdings
-
-    def add(self, event: RequestArrived, share: ClientShare, group: WorkerGroup) -> QueuedRequest:
-        """Add a request that has arrived."""
-        if event.request in self:
-            raise PolicyError(f"request {event.request} arrived twice")
-        reads = self._holdings.working_set(event.inputs)
-        request = QueuedRequest(event.request, share, group, event.function, reads, event.deadline_s, event.alone)
-        request.arrived_s, request.device_share = event.time_s, event.share
-        self[request.id] = request
-        return request
 
     def adopt(self, running: Running, share: ClientShare, worker: WorkerState, now_s: float) -> QueuedRequest:
         """Add a request that an earlier epoch of the pool dispatched to a worker."""

@@ -38,11 +38,6 @@ class Rules:
         """Return the devices by the groups that compete for them: here all, with an executor on each free one."""
         return [partition(devices, home=SHARED)]
 
-    def place(self, kind: events.WorkerKind, client: str, function: str) -> tuple[Serves, Partition]:
-        """Return which requests wait together, and where: here all kTasks, and each function's eTasks by client."""
-        serves = SHARED if kind is events.WorkerKind.EXECUTOR else Serves(kind, client, function)
-        return serves, self._placement.partitions[0]
-
     def rank(self, worker: WorkerState) -> tuple[float, float, float]:
         """Return the order of free workers: here the least busy, the fastest, then the lowest device."""
         return len(worker.running), -worker.device.spec.speed, worker.device.index

@@ -25,6 +25,7 @@ from kaas.scheduling.policies.requests import RequestTable
 from kaas.scheduling.policies.rules import Rules
 from kaas.scheduling.policies.running_alone import RunningAlone
 from kaas.scheduling.policies.state import (
+    SHARED,
     Partition,
     QueuedRequest,
     Serves,
@@ -134,11 +135,21 @@ class Scheduler(Rules, Explained):
         share = self._fair_share[event.client]
         self._fair_share.arrived(share, again=event.attempt > 1)
         group = self._group(event.kind, event.client, event.function)
-        request = self._requests.add(event, share, group)
+        if event.request in self._requests:
+            raise PolicyError(f"request {event.request} arrived twice")
+        reads = self._holdings.working_set(event.inputs)
+        request = QueuedRequest(event.request, share, group, event.function, reads, event.deadline_s, event.alone)
+        request.arrived_s, request.device_share = event.time_s, event.share
+        self._requests[request.id] = request
         if not group.workers and (reason := self._placement.no_start_reason(group)) is not None:
             self._reject(request, reason)
         elif event.ready:
             self._enqueue(request)
+
+    def place(self, kind: events.WorkerKind, client: str, function: str) -> tuple[Serves, Partition]:
+        """Return which requests wait together, and where: here all kTasks, and each function's eTasks by client."""
+        serves = SHARED if kind is events.WorkerKind.EXECUTOR else Serves(kind, client, function)
+        return serves, self._placement.partitions[0]
 
     def _group(self, kind: events.WorkerKind, client: str, function: str) -> WorkerGroup:
         serves, place = self.place(kind, client, function)
