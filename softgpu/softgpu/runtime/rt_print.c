@@ -154,6 +154,7 @@ static int print(sg_warp *warp, const char *format, given arguments) {
 static __attribute__((noinline)) void need_stack(void) {
   volatile char room[32 << 10];
   room[0] = 0;
+  (void)room[0];
 }
 
 /* vprintf(format, arguments) in each of the lanes; its result is the number of arguments, as in CUDA. */
