@@ -64,7 +64,9 @@ class PoolShares:
             return
         sms, least, most = spec.share
         label = f"function {spec.label!r}" if spec.functions else f"client {spec.client!r}"
-        self._give(name, _GivenShare(Share(sms, (least, most)), label, spec.functions, session))
+        given = _GivenShare(Share(sms, (least, most)), label, spec.functions, session)
+        _check({**self.given, name: given}, name, label)
+        self._give(name, given)
 
     def regrant(self, clients: Mapping[str, ClientSettings]) -> None:
         """Give clients the shares of their settings, and no others of the settings before.
@@ -72,13 +74,18 @@ class PoolShares:
         Raises:
             InvalidShare: as of `set`.
         """
-        wanted = {_of_client(client): each.share for client, each in clients.items() if each.share is not None}
-        for name, given in list(self.given.items()):
-            if not given.session and name not in wanted:
-                self._remove(name)
-        for client, settings in clients.items():
-            if settings.share is not None:
-                self._give(_of_client(client), _GivenShare(settings.share, f"client {client!r}"))
+        wanted = {
+            _of_client(client): _GivenShare(settings.share, f"client {client!r}")
+            for client, settings in clients.items()
+            if settings.share is not None
+        }
+        by_programs = {name: given for name, given in self.given.items() if given.session and name not in wanted}
+        for name, given in wanted.items():
+            _check({**by_programs, **wanted}, name, given.label)
+        for name in [name for name, given in self.given.items() if not given.session and name not in wanted]:
+            self._remove(name)
+        for name, given in wanted.items():
+            self._give(name, given)
 
     def status(self, devices: Iterable[DeviceStatus]) -> tuple[ShareStatus, ...]:
         """Return the shares as `kaas.status()` shows them. devices: likewise."""
@@ -103,7 +110,6 @@ class PoolShares:
             self._remove(name)
 
     def _give(self, name: str, given: _GivenShare) -> None:
-        self._check(name, given)
         for function in given.functions:
             self._functions[function] = name
         self.given[name] = given
@@ -118,24 +124,25 @@ class PoolShares:
             self._functions.pop(function, None)
         self._tell(ShareGone(self._loop.time(), name))
 
-    def _check(self, name: str, given: _GivenShare) -> None:
-        """Check that the leasts of all shares fit a device together: as rectangles of SMs and time.
 
-        Raises:
-            InvalidShare: they do not.
-        """
-        shares = {**self.given, name: given}
-        promised: dict[Hashable, tuple[float, float]] = {
-            each: (value.share.sms, value.share.quota[0]) for each, value in shares.items() if value.share.quota[0] > 0
-        }
-        spots = DevicePacking({0: SPACE}).place_all(promised)
-        if None not in spots.values():
-            return
-        others = tuple(value.label for each, value in shares.items() if each in promised and each != name)
-        listed = "; ".join(f"{value.label} has {value.share}" for each, value in shares.items() if each in promised)
-        raise InvalidShare(
-            f"the leasts of all shares do not fit a device together with {given.label}: {listed}", others=others
-        )
+def _check(shares: Mapping[str, _GivenShare], name: str, label: str) -> None:
+    """Check that the leasts of all shares fit a device together: as rectangles of SMs and time.
+
+    Args:
+        shares: by their names.
+        name: of the new one. label: for people.
+
+    Raises:
+        InvalidShare: they do not.
+    """
+    promised: dict[Hashable, tuple[float, float]] = {
+        each: (given.share.sms, given.share.quota[0]) for each, given in shares.items() if given.share.quota[0] > 0
+    }
+    if None not in DevicePacking({0: SPACE}).place_all(promised).values():
+        return
+    others = tuple(given.label for each, given in shares.items() if each in promised and each != name)
+    listed = "; ".join(f"{given.label} has {given.share}" for each, given in shares.items() if each in promised)
+    raise InvalidShare(f"the leasts of all shares do not fit a device together with {label}: {listed}", others=others)
 
 
 def _of_client(client: str) -> str:
