@@ -21,9 +21,6 @@ from kaas.scheduling.policies.state import QueuedRequest, WorkerGroup, WorkerSta
 from kaas.scheduling.sharing.rectangles import DeviceExtent
 from kaas.scheduling.sharing.tokens import OTHERS, Tokens, TokenScheduler
 
-NO_TOKENS = Tokens(OTHERS, 0)
-"""Those of a request on a device without shares."""
-
 
 @dataclass(slots=True, eq=False)
 class _SharedDevice:

@@ -12,7 +12,7 @@ from kaas.errors import PolicyError
 from kaas.scheduling import events
 from kaas.scheduling.decisions import Decision, Dispatch, Reject, WakeAt
 from kaas.scheduling.policies.cache_orders import CacheOrders
-from kaas.scheduling.policies.device_shares import NO_TOKENS, DeviceShares
+from kaas.scheduling.policies.device_shares import DeviceShares
 from kaas.scheduling.policies.estimates import Estimates
 from kaas.scheduling.policies.explained import Explained
 from kaas.scheduling.policies.fair_share import NO_CLIENT, SHORTEST_WAIT_S, ClientShare, FairShare
@@ -376,8 +376,11 @@ class Scheduler(Rules, Explained):
         share.last_device = device.index
         for recharged in self._recharged if request.group.partition.waiting else ():
             recharged(share)
-        tokens = self._device_shares.begun(request, worker) if self._device_shares.active else NO_TOKENS
-        self._placement.decisions.append(Dispatch(request.id, worker.id, slot, victims, request.promised, *tokens))
+        decided = Dispatch(request.id, worker.id, slot, victims, request.promised)
+        if self._device_shares.active:
+            tokens = self._device_shares.begun(request, worker)
+            decided = Dispatch(request.id, worker.id, slot, victims, request.promised, *tokens)
+        self._placement.decisions.append(decided)
         request.group.order.dispatched(request, worker)
 
     # --- state

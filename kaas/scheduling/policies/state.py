@@ -327,9 +327,12 @@ class WorkerGroup:
         """
         one = len(self.clients) == 1 and not self.alone and not self.shared and provided < self.ready
         first = self.order.first(provided if one else 0)
-        shared = [own for clients in self.shared.values() for own in clients.values()]
-        apart = [next(iter(own.values())) for own in (*self.aside.values(), *shared)]
-        return [*self.alone.values(), *apart, *([] if first is None else [first])]
+        found = [] if first is None else [first]
+        if self.alone or self.aside or self.shared:
+            shared = [own for clients in self.shared.values() for own in clients.values()]
+            apart = [next(iter(own.values())) for own in (*self.aside.values(), *shared)]
+            return [*self.alone.values(), *apart, *found]
+        return found
 
     def free_on(self, devices: Collection[int]) -> Iterator[WorkerState]:
         """Return an iterator over the workers with a free slot on some devices, but for gated ones."""
