@@ -127,7 +127,7 @@ class FunctionKnown:
 
 @dataclass(frozen=True, slots=True)
 class ShareKnown:
-    """What requests that name a share have of each device. The last event counts, from the next dispatch on.
+    """The part of each device that requests have which name a share. The last event counts, from the next dispatch on.
 
     Fields:
         share: its name. sms: a part of the streaming multiprocessors, more than 0 and at most 1. least, most: parts of

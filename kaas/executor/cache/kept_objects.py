@@ -67,7 +67,7 @@ class KeptObjects:
         """Allocate constants that have enough bytes together, for kernels that no window confines.
 
         Raises:
-            OutOfDeviceMemory: the device has not enough. What was yielded stays.
+            OutOfDeviceMemory: the device has not enough. Memory that was yielded stays.
         """
         tuples: dict[bytes, list[bytes]] = {}
         for key in loads:
@@ -104,7 +104,7 @@ def placed(
     """Map objects that another process holds, and allocate the others, for kernels that no window confines.
 
     Raises:
-        OutOfDeviceMemory: the device has not enough. What was yielded stays.
+        OutOfDeviceMemory: the device has not enough. Memory that was yielded stays.
     """
     rest = dict(loads)
     for key in loads:

@@ -23,7 +23,7 @@ from kaas.scheduling.policies.state import (
 
 
 class Rules:
-    """What a policy may decide in its own way. `Scheduler` asks."""
+    """The decisions that a policy may make in its own way. `Scheduler` asks."""
 
     work_conserving: ClassVar[bool] = False
     fair: ClassVar[bool] = False

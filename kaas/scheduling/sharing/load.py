@@ -18,7 +18,7 @@ SLOTS = 10
 
 @dataclass(frozen=True, slots=True)
 class RecentLoad:
-    """What a predictor sees.
+    """The figures that a predictor sees.
 
     Fields:
         time_s: now. period_s: the period, in seconds. now_per_s: requests per second in the period that ends now.

@@ -89,7 +89,7 @@ def _units(fraction: float, units: int, step: int = 1) -> int:
 
 
 class Surface:
-    """What is taken and what is free of one device.
+    """The taken and the free parts of one device.
 
     Fields:
         whole: the device. free: rectangles whose union is exactly what is free, none inside another; they overlap.

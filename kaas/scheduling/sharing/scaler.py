@@ -2,7 +2,7 @@
 
 A decision is about one function. Instances are added when the load is above their throughput (`scaling`), each where it
 leaves the least space (`packing`); where the configuration that suits best has no room, the most efficient one that has
-room takes its place. What cannot be placed is in the answer.
+room takes its place. The answer has the instances without a place.
 
 Growing is for the load as it is, at once. Shrinking is for the largest load of the last `hold_s` seconds: a load that
 swings within this time changes nothing, and an instance that was just added is not removed. A changed share is the same

@@ -28,7 +28,7 @@ ROUNDING_S = 1e-9
 
 
 class Tokens(NamedTuple):
-    """What a share takes to run a request: tokens for so many SMs."""
+    """The tokens that a share takes to run a request: tokens for so many SMs."""
 
     share: str
     sms: int
@@ -53,7 +53,7 @@ class _FirstInLine(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _TokenAccount:
-    """What a share may have of a device, and has had.
+    """The part of a device that a share may have, and has had.
 
     Fields:
         sms: of the device. least, most: parts of the time of each window. used_s: what counts towards the least in this

@@ -83,7 +83,7 @@ class ClientWindow(ABC):
             tuples: the keys of the tuples of constants to which some of them belong.
 
         Raises:
-            OutOfDeviceMemory: the device has not enough. What was yielded stays.
+            OutOfDeviceMemory: the device has not enough. Memory that was yielded stays.
         """
         together: dict[bytes, dict[bytes, int]] = {}
         for key, nbytes in sizes.items():
