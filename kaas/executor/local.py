@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import concurrent.futures
+import _thread
+import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec import structs
 
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
 
 GRACE_S = 1.0
 """Seconds after Ctrl-C in which a request may still end by itself. Then the device stays usable."""
+LOST_SIGNAL_S = 0.5
+"""Python misses a signal that comes just before a thread sleeps in a lock, until the thread wakes; here after this."""
+
+T = TypeVar("T")
 
 _lock = threading.Lock()
 _executors: dict[tuple[str, int, int | None], Executor] = {}
@@ -112,24 +118,58 @@ def interruptible(executor: Executor, request: RunRequest) -> RunResult:
         return executor.run(request)
     inputs = {name: _at_rest(executor, name, source) for name, source in request.inputs.items()}
     request = structs.replace(request, inputs=inputs)
-    done: concurrent.futures.Future[RunResult] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            done.set_result(executor.run(request))
-        except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="kaas run_local", daemon=True).start()
+    running = InThread(lambda: executor.run(request))
     try:
-        return done.result()
+        running.start()
+        running.wait()
     except KeyboardInterrupt:
         try:
-            concurrent.futures.wait([done], GRACE_S)
+            running.wait(GRACE_S)
         finally:  # also of a second Ctrl-C meanwhile
-            if not done.done() and executor.interrupt(request.task.label):
-                concurrent.futures.wait([done])
+            if not running.ended and executor.interrupt(request.task.label):
+                running.wait()
         raise
+    return running.result()
+
+
+class InThread(Generic[T]):
+    """A function in a thread of its own, for a main thread that Ctrl-C may interrupt at any step.
+
+    An interrupt within a Future, an Event or the start of a Thread may leave their own locks locked; here is only one
+    lock, and the one that waits for it is the one that may be interrupted.
+    """
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self.ended = False
+        self._function = function
+        self._values: list[T] = []
+        self._error: BaseException | None = None
+        self._end = threading.Lock()
+        self._end.acquire()
+
+    def start(self) -> None:
+        """Call the function. A Thread would wait, in an Event, until its thread has begun."""
+        _thread.start_new_thread(self._run, ())
+
+    def wait(self, limit_s: float = math.inf) -> None:
+        """Wait until the function has ended, or for limit_s seconds."""
+        ends_s = monotonic() + limit_s
+        while not self.ended and (left_s := ends_s - monotonic()) > 0:
+            self._end.acquire(timeout=min(left_s, LOST_SIGNAL_S))
+
+    def result(self) -> T:
+        """Return what the function returned, or raise what it raised."""
+        if self._error is not None:
+            raise self._error
+        return self._values[0]
+
+    def _run(self) -> None:
+        try:
+            self._values.append(self._function())
+        except BaseException as error:  # noqa: BLE001 - result raises it
+            self._error = error
+        self.ended = True
+        self._end.release()
 
 
 def _at_rest(executor: Executor, name: str, source: InputSource) -> InputSource:

@@ -74,7 +74,8 @@ class ZmqListener:
         return True
 
     def _arrived(self, identity: bytes, *frames: Any) -> None:
-        take = self._greet if identity.endswith(INWARD) else self._take
+        # ZeroMQ gives a peer without an identity one that begins with a zero, and may end in any byte.
+        take = self._greet if identity.endswith(INWARD) and identity[0] else self._take
         take(ZmqChannel(identity[: -len(INWARD)], self), list(frames))
 
 

@@ -115,6 +115,17 @@ def test_malformed_messages_are_dropped(open_pool: Running, raw: Callable[[bytes
     assert open_pool.faults.empty()
 
 
+def test_a_peer_without_an_identity_is_no_peer_whatever_zeromq_calls_it(
+    open_pool: Running, raw: Callable[[bytes], zmq.Socket[bytes]]
+) -> None:
+    # ZeroMQ counts up the last of the identities' bytes: 256 strangers have them all, also those of a peer's sockets.
+    hello = messages.encode(PeerHello(messages.VERSION, "client", "", "", 1))
+    for _ in range(256):
+        raw(b"").send(hello)
+    until(lambda: open_pool.do(lambda: open_pool.router.dropped) == 256)
+    assert open_pool.greeted.empty()
+
+
 def test_a_peer_that_has_gone_is_sent_nothing(open_pool: Running) -> None:
     connection = open_pool.connect(node="elsewhere")
     peer, _ = open_pool.greeted.get(timeout=TIMEOUT_S)
