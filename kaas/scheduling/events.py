@@ -14,6 +14,8 @@ from enum import Enum
 
 import msgspec
 
+from kaas.scheduling.sharing.scaling import Configuration
+
 
 class WorkerKind(Enum):
     """The kind of a worker: it runs kTasks, or Python functions that have the device to themselves."""
@@ -123,6 +125,8 @@ class FunctionKnown:
     observations: int
     family: str = ""
     batch: float = 0.0
+    points: tuple[Configuration, ...] = ()
+    """What an instance does with a share of such a device, measured: `kaas profile`."""
 
 
 @dataclass(frozen=True, slots=True)

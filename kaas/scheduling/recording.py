@@ -36,6 +36,7 @@ from kaas.scheduling.events import (
 from kaas.scheduling.policies import factory
 from kaas.scheduling.policy_choice import policy_parts
 from kaas.scheduling.process_isolation import isolated
+from kaas.scheduling.sharing.scaling import Configuration
 from kaas.scheduling.simulation.recorded import Recorded
 from kaas.scheduling.simulation.scenario_file import MOST_SLOTS
 
@@ -65,7 +66,7 @@ LIMITS: dict[type, dict[str, tuple[float, float]]] = {
     ObjectUse: {"nbytes": BYTES},
 }
 """The least and the most that numbers of a record may be."""
-PARTS = {"devices": PhysicalDevice, "inputs": ObjectUse, "running": Running}
+PARTS = {"devices": PhysicalDevice, "inputs": ObjectUse, "running": Running, "points": Configuration}
 """The types of the objects in fields of epochs and events."""
 
 
