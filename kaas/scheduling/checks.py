@@ -14,6 +14,7 @@ from kaas.scheduling.decisions import (
     Decision,
     Dispatch,
     Evict,
+    Granted,
     Policy,
     Prefetch,
     Reject,
@@ -28,6 +29,7 @@ from kaas.scheduling.events import (
     InputsReady,
     Ordered,
     PhysicalDevice,
+    PromiseKnown,
     RequestArrived,
     RequestCancelled,
     RequestDone,
@@ -165,8 +167,9 @@ class CheckedPolicy:
             case RequestDone():
                 place = self._running.get(event.request)
                 if place is None or place[0] != event.worker or place[1] != event.slot:
-                    named = (event.worker, event.slot)
-                    self._fail(f"got the end of request {event.request}, which does not run at {named}")
+                    self._fail(
+                        f"got the end of request {event.request} at {event.worker, event.slot}, but not its start"
+                    )
                 del self._running[event.request]
                 done = self._workers[event.worker]
                 done.free.add(event.slot)
@@ -180,12 +183,11 @@ class CheckedPolicy:
                 known = self._drop(request) or request in self._running
                 self._require(known, f"got the cancellation of unknown request {request}")
             case WorkerReady(worker=worker):
-                starting = worker in self._workers and not self._workers[worker].slots
-                self._require(starting, f"got a ready worker {worker}, which was not starting")
+                if (ready := self._workers.get(worker)) is None or ready.slots:
+                    self._fail(f"got a ready worker {worker}, which was not starting")
                 self._require(event.slots > 0, f"got worker {worker} without a slot")
-                self._workers[worker].slots = event.slots
-                self._workers[worker].free = set(range(event.slots))
-                if not self._workers[worker].stopping:
+                ready.slots, ready.free = event.slots, set(range(event.slots))
+                if not ready.stopping:
                     self._usable[worker] = None
             case WorkerAdopted():
                 self._adopt(event)
@@ -200,13 +202,11 @@ class CheckedPolicy:
                 open_.remove(order)
             case Utilisation(device=device):
                 self._require(device in self._on_device, f"got the utilisation of unknown device {device}")
-            case ClientKnown(client=client):
+            case ClientKnown(client=client, max_running=int(limit)):
+                self._max_running[client] = limit
+            case ClientKnown(client=client) | ClientGone(client=client):
                 self._max_running.pop(client, None)
-                if event.max_running is not None:
-                    self._max_running[client] = event.max_running
-            case ClientGone(client=client):
-                self._max_running.pop(client, None)
-            case ShareKnown(share=share):
+            case ShareKnown(share=share) | PromiseKnown(share=share):
                 self._shares.add(share)
             case ShareGone(share=share):
                 self._shares.discard(share)
@@ -269,6 +269,8 @@ class CheckedPolicy:
                 if isinstance(decision, Prefetch):
                     self._check_keys(decision.victims, "victims that are no keys")
                 self._workers[worker].orders.append(decision.order)
+            case Granted(share=share):
+                self._require(share in self._shares, f"granted {share!r} a share, which has no promise")
             case WakeAt():
                 self._require(decision.time_s > self._time_s, "asked to be woken in the past")
                 self._require(decision.time_s < math.inf, "asked to be woken never")
@@ -353,8 +355,6 @@ class CheckedPolicy:
                 if (worker := self._workers[number]).serves(*flow)
                 and (worker.kind is WorkerKind.EXECUTOR or len(self._on_device[worker.device]) == 1)
             ]
-            if not able:
-                continue
             clearing = sum(request.alone for request in self._ready.values())
             empty = [number for number in able if not self._workers[number].busy]
             for request in requests.values():

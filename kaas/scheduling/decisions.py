@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -94,10 +94,39 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """End a queued request with an error: it will not run."""
+    """End a queued request with an error: it will not run.
+
+    late_s: the seconds after which it would have ended, for its promise too many; None: there is another reason.
+    """
 
     request: int
     reason: str
+    late_s: float | None = None
+
+
+class GrantedShare(NamedTuple):
+    """A device and a part of it: of its SMs, and of its time."""
+
+    device: int
+    sms: float
+    quota: float
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Tell what requests with a promise of latency have from now on. Nothing has to be done.
+
+    Fields:
+        share: its name. instances: what is granted. missing_per_s: requests a second for which there is no room.
+            trial_sms: the part of the SMs on which runs are measured now; None: they are measured. unmet_s: the least
+            p99 that any share has, where this is more than was promised.
+    """
+
+    share: str
+    instances: tuple[GrantedShare, ...] = ()
+    missing_per_s: float = 0.0
+    trial_sms: float | None = None
+    unmet_s: float | None = None
 
 
 class WakeAt(msgspec.Struct, frozen=True, gc=False):
@@ -106,7 +135,7 @@ class WakeAt(msgspec.Struct, frozen=True, gc=False):
     time_s: float
 
 
-Decision = StartWorker | StopWorker | Dispatch | Prefetch | Evict | Reject | WakeAt
+Decision = StartWorker | StopWorker | Dispatch | Prefetch | Evict | Reject | Granted | WakeAt
 
 
 class Policy(Protocol):

@@ -146,8 +146,23 @@ class ShareKnown:
 
 
 @dataclass(frozen=True, slots=True)
+class PromiseKnown:
+    """Requests that name a share are to end within a latency: the policy chooses the shares and devices for them.
+
+    Fields:
+        share: its name. slo_s: seconds from the arrival of a request to its end. best_effort: a request that would end
+            too late runs on what shares leave; otherwise it is rejected.
+    """
+
+    time_s: float
+    share: str
+    slo_s: float
+    best_effort: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class ShareGone:
-    """A share is taken away: its requests are as others without one."""
+    """A share, or a promise, is taken away: its requests are as others without one."""
 
     time_s: float
     share: str
@@ -328,6 +343,7 @@ Event = (
     ClientKnown
     | FunctionKnown
     | ShareKnown
+    | PromiseKnown
     | ShareGone
     | ClientGone
     | RequestArrived

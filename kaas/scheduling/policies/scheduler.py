@@ -71,8 +71,11 @@ class Scheduler(Rules, Explained):
         """Take an event into the state, and return the decisions that follow."""
         self.now_s = self._placement.now_s = event.time_s
         self._fair_share.wake_s = None
-        if self._wake_s is not None and event.time_s >= self._wake_s - SHORTEST_WAIT_S:
+        woken = type(event) is events.Tick
+        if woken or (self._wake_s is not None and event.time_s >= self._wake_s - SHORTEST_WAIT_S):
             self._wake_s = None
+            self._open = self._open or woken
+            self._device_shares.decide()
             self._mark_dirty_all()
         if self._holdings.leaving and not isinstance(event, events.RequestDone | events.Ordered):
             self._holdings.let_go()
@@ -99,20 +102,11 @@ class Scheduler(Rules, Explained):
                 self._adopt(event)
             case events.ClientKnown():
                 self._know(event)
-            case events.ShareKnown():
-                self._device_shares.known(event)
-                self._mark_dirty_all()
-            case events.ShareGone():
-                self._device_shares.gone(event)
-                for group in self._placement.groups.values():
-                    group.unshare(event.share)
+            case events.ShareKnown() | events.PromiseKnown() | events.ShareGone():
+                self._device_shares.handle(event)
                 self._mark_dirty_all()
             case events.ClientGone():
                 self._client_gone(event.client)
-            case events.Tick():
-                self._open = True
-                self._wake_s = None
-                self._mark_dirty_all()
             case events.FunctionKnown():
                 self._estimates.known(event)
                 for estimated in self._estimated:
@@ -143,6 +137,8 @@ class Scheduler(Rules, Explained):
         self._requests[request.id] = request
         if not group.workers and (reason := self._placement.no_start_reason(group)) is not None:
             self._reject(request, reason)
+        elif event.share and (late_s := self._device_shares.late_s(request, again=event.attempt > 1)) is not None:
+            self._reject(request, f"{event.function} would end after {late_s:.3g} s, and is promised less", late_s)
         elif event.ready:
             self._enqueue(request)
 
@@ -198,7 +194,7 @@ class Scheduler(Rules, Explained):
             raise PolicyError(f"request {event.request} does not run on worker {event.worker}")
         self._placement.free_slot(worker, event.slot, request)
         if self._device_shares.active:
-            self._device_shares.ended(request, worker)
+            self._device_shares.ended(request, worker, event)
         worker.group.order.freed(request, worker)
         worker.group.order.ended(request, event)
         if self._holdings.leaving:
@@ -287,9 +283,9 @@ class Scheduler(Rules, Explained):
             if (reason := reasons[request.group]) is not None:
                 self._reject(request, reason)
 
-    def _reject(self, request: QueuedRequest, reason: str) -> None:
+    def _reject(self, request: QueuedRequest, reason: str, late_s: float | None = None) -> None:
         self._leave(request)
-        self._placement.decisions.append(Reject(request.id, reason))
+        self._placement.decisions.append(Reject(request.id, reason, late_s))
 
     def _client_gone(self, client: str) -> None:
         self._fair_share.gone(client)

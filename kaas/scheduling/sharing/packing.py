@@ -86,13 +86,17 @@ class DevicePacking:
 
     # --- instances
 
-    def place(self, key: Hashable, sms: float, quota: float) -> Spot | None:
-        """Find room for an instance, and take it. Return None if no device has room.
+    def place(self, key: Hashable, sms: float, quota: float, device: int | None = None) -> Spot | None:
+        """Find room for an instance, and take it. Return None if there is none.
+
+        device: its place; None: any.
 
         Raises:
             InvalidConfig: a share that is not above 0 and at most 1.
         """
         assert key not in self.spots, key
+        if device is not None:
+            return self._place_on(device, key, sms, quota)
         found = self._best_fit(sms, quota)
         if self._stale and (found is None or not self._surfaces[found[1]].taken):
             self._rebuild_stale(sms, quota)
@@ -100,13 +104,7 @@ class DevicePacking:
         if found is None:
             return None
         _, device, room = found
-        surface, extent = self._surfaces[device], self._extents[device]
-        before = surface.free
-        taken = _bottom_left(room, *extent.size(sms, quota))
-        surface.take(taken)
-        self._changed(device, before)
-        self.spots[key] = spot = Spot(device, taken, extent)
-        return spot
+        return self._take(device, room, key, sms, quota)
 
     def place_all(self, shares: Mapping[Hashable, tuple[float, float]]) -> dict[Hashable, Spot | None]:
         """Place several instances, those of largest area first, and return their places.
@@ -155,6 +153,23 @@ class DevicePacking:
         return resized
 
     # --- inside
+
+    def _place_on(self, device: int, key: Hashable, sms: float, quota: float) -> Spot | None:
+        surface, before = self._surfaces[device], self._surfaces[device].free
+        surface.rebuild()
+        self._changed(device, before)
+        room = surface.best_fit(*self._extents[device].size(sms, quota))
+        return None if room is None else self._take(device, room, key, sms, quota)
+
+    def _take(self, device: int, room: Rectangle, key: Hashable, sms: float, quota: float) -> Spot:
+        """Take a free rectangle's bottom left for an instance."""
+        surface, extent = self._surfaces[device], self._extents[device]
+        before = surface.free
+        taken = _bottom_left(room, *extent.size(sms, quota))
+        surface.take(taken)
+        self._changed(device, before)
+        self.spots[key] = spot = Spot(device, taken, extent)
+        return spot
 
     def _best_fit(self, sms: float, quota: float) -> tuple[float, int, Rectangle] | None:
         """Return the part of a device that a share leaves of its best fit, the device, and the rectangle there."""

@@ -138,6 +138,9 @@ class Scaler:
 
     # --- what there is
 
+    def __contains__(self, function: str) -> bool:
+        return function in self._functions
+
     def add_function(self, function: str, choices: Choices) -> None:
         """Add a function with the configurations that keep its promise, or change them.
 
@@ -177,7 +180,8 @@ class Scaler:
         """Forget a device, and return the instances that are lost with it: their functions need a decision."""
         lost = []
         for number in self.packing.remove_device(device):
-            assert isinstance(number, int), "as `_add` gives it"
+            if not isinstance(number, int):
+                continue  # of a share that no function has
             state = self._functions[self._functions_of.pop(number)]
             lost.append(state.grants[number])
             state.remove(number)

@@ -72,6 +72,7 @@ class ScenarioFunction:
         load_s: from the host to the device. fetch_s: from the store to the host. run_s: by kind of device, or for all.
         run_cv: the coefficient of variation of run times, which are lognormal. family, batch: functions of one family
             differ in the batch size only. fills: the part of the SMs that a run fills; on fewer it takes longer.
+        slo_s: the latency that is promised, in the place of a share; best_effort: as of `kaas.register`.
     """
 
     memory_mb: float = 0.0
@@ -87,6 +88,8 @@ class ScenarioFunction:
     fetch_s: float = 0.0
     fills: float = 1.0
     share: ScenarioShare | None = None
+    slo_s: float | None = None
+    best_effort: bool = True
 
 
 @dataclass(frozen=True, slots=True)

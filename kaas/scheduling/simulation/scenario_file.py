@@ -159,6 +159,12 @@ def _seconds_by_kind(path: str, value: Any) -> float | dict[str, float]:
     )
 
 
+def _flag(path: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong(path, f"true or false, not {value!r}")
+    return value
+
+
 def _profiles(path: str, value: Any) -> bool | float:
     return value if isinstance(value, bool) else _positive(path, value)
 
@@ -299,6 +305,8 @@ _FUNCTION: dict[str, Reader] = {
     "weight": _positive,
     "fills": _part,
     "share": _share,
+    "slo_s": _or_null(_positive),
+    "best_effort": _flag,
 }
 _CLIENT: dict[str, Reader] = {
     "weight": _positive,

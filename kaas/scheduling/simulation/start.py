@@ -12,6 +12,7 @@ from kaas.scheduling.events import (
     FunctionKnown,
     ObjectUse,
     PhysicalDevice,
+    PromiseKnown,
     RequestArrived,
     Running,
     ShareKnown,
@@ -148,17 +149,24 @@ def _run_s(function: ScenarioFunction, kind: str) -> float:
     return function.run_s[kind] if isinstance(function.run_s, Mapping) else function.run_s
 
 
-def _shares(scenario: Scenario) -> dict[str, ScenarioShare]:
-    """Return the shares of functions and clients, by their names for the policy."""
-    functions = {f"function {name}": each.share for name, each in scenario.functions.items()}
-    clients = {f"client {name}": each.share for name, each in scenario.clients.items()}
-    return {name: share for name, share in (functions | clients).items() if share is not None}
+def _shares(scenario: Scenario) -> dict[str, ScenarioShare | ScenarioFunction]:
+    """Return the shares of functions and clients, and functions with promises, by their names for the policy."""
+    found: dict[str, ScenarioShare | ScenarioFunction] = {}
+    for name, function in scenario.functions.items():
+        if function.slo_s is not None:
+            found[f"function {name}"] = function
+        elif function.share is not None:
+            found[f"function {name}"] = function.share
+    return found | {f"client {name}": each.share for name, each in scenario.clients.items() if each.share is not None}
 
 
-def shares(scenario: Scenario) -> Iterator[ShareKnown]:
-    """Yield the shares of functions and clients."""
+def shares(scenario: Scenario) -> Iterator[ShareKnown | PromiseKnown]:
+    """Yield the shares and promises of functions and clients."""
     for name, share in _shares(scenario).items():
-        yield ShareKnown(0.0, name, share.sms, *share.quota)
+        if isinstance(share, ScenarioShare):
+            yield ShareKnown(0.0, name, share.sms, *share.quota)
+        elif share.slo_s is not None:
+            yield PromiseKnown(0.0, name, share.slo_s, share.best_effort)
 
 
 def clients(scenario: Scenario) -> Iterator[ClientKnown]:

@@ -1,0 +1,118 @@
+"""A user promises a latency, and gets it: with the fewest SMs, while others run beside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
+import pytest
+
+from kaas.scheduling.decisions import Decision, Granted
+from kaas.scheduling.events import Event, RequestArrived, RequestDone
+from kaas.scheduling.simulation.scenario_file import read
+from kaas.scheduling.simulation.simulator import simulate
+
+SLO_S = 0.069
+RUN_S = 0.012
+"""Of the paper's ResNet on all SMs, of which it fills 24 %."""
+
+
+def trace(rates: list[float], function: str) -> list[dict[str, Any]]:
+    """Return requests of so many a second, for a second each rate, evenly."""
+    return [
+        {"function": function, "at_s": second + number / rate}
+        for second, rate in enumerate(rates)
+        for number in range(int(rate))
+    ]
+
+
+class Run:
+    """A simulation, with what each request took and what the functions were granted."""
+
+    def __init__(self, requests: list[dict[str, Any]], policy: str = "fcfs", **functions: Any) -> None:
+        self.granted: list[tuple[float, Granted]] = []
+        self.latencies: dict[str, list[tuple[float, float]]] = {name: [] for name in functions}
+        self._arrived: dict[int, RequestArrived] = {}
+        defaults = {"run_s": RUN_S, "fills": 0.24}
+        asked = read(
+            {
+                "policy": {"name": policy},
+                "window_s": 0.02,
+                "devices": [{"sms": 80, "sm_step": 2, "slots": 16}],
+                "functions": {name: {**defaults, "client": name, **each} for name, each in functions.items()},
+                "requests": sorted(requests, key=lambda each: each["at_s"]),
+            }
+        )
+        self.done = simulate(asked, observe=self._observe)
+
+    def _observe(self, event: Event, decisions: Sequence[Decision]) -> None:
+        if isinstance(event, RequestArrived):
+            self._arrived[event.request] = event
+        elif isinstance(event, RequestDone):
+            arrived = self._arrived[event.request]
+            self.latencies[arrived.function].append((arrived.time_s, event.time_s - arrived.time_s))
+        self.granted += [(event.time_s, each) for each in decisions if isinstance(each, Granted)]
+
+    def late(self, function: str, from_s: float = 0.0) -> float:
+        """Return the part of a function's requests, of those that came since then, that took longer than promised."""
+        taken = [latency_s for at_s, latency_s in self.latencies[function] if at_s >= from_s]
+        return sum(latency_s > SLO_S for latency_s in taken) / len(taken)
+
+    def area(self, function: str, until_s: float = inf) -> float:
+        """Return the devices that a function is granted at a time."""
+        told = [each for at_s, each in self.granted if each.share == f"function {function}" and at_s <= until_s]
+        return sum(sms * quota for _, sms, quota in told[-1].instances)
+
+
+def test_a_promise_is_kept_with_a_part_of_a_device_while_the_load_changes() -> None:
+    rates = [20.0] * 10 + [60.0] * 10 + [150.0] * 10 + [20.0] * 10
+    ran = Run(trace(rates, "f"), f={"slo_s": SLO_S})
+    assert ran.done.summary.rejected == 0
+    assert ran.late("f") <= 0.01
+    assert 0 < ran.area("f", 8.0) < ran.area("f", 28.0) <= 1
+
+
+def test_a_function_is_measured_on_ever_fewer_sms_by_its_own_requests() -> None:
+    ran = Run(trace([50.0] * 5, "f"), f={"slo_s": SLO_S})
+    tried = [each.trial_sms for _, each in ran.granted if each.trial_sms is not None]
+    assert tried == [1.0, 0.5, 0.25, 0.12, 0.06]
+    assert ran.granted[-1][1].instances
+
+
+def test_a_neighbour_without_a_promise_has_what_is_left_and_breaks_none() -> None:
+    flood = [{"function": "flood", "at_s": 0.001 * number} for number in range(12_000)]
+    ran = Run(trace([40.0] * 15, "f") + flood, f={"slo_s": SLO_S}, flood={"fills": 1.0})
+    assert ran.late("f", from_s=5.0) <= 0.01
+    assert len(ran.latencies["flood"]) == len(flood)
+
+
+def test_a_load_that_no_device_has_room_for_is_run_late_or_refused_as_the_function_chose() -> None:
+    for best_effort in (True, False):
+        ran = Run(trace([1000.0] * 5, "f"), f={"slo_s": SLO_S, "best_effort": best_effort})
+        told = ran.granted[-1][1]
+        assert told.missing_per_s > 0
+        if best_effort:
+            assert (ran.done.summary.rejected, len(ran.latencies["f"])) == (0, 5000)
+        else:
+            assert ran.done.summary.rejected > 0
+            assert ran.late("f", from_s=2.0) <= 0.01, "those that are admitted keep the promise"
+
+
+def test_a_promise_below_the_least_that_a_function_takes_says_so() -> None:
+    ran = Run(trace([20.0] * 5, "f"), f={"slo_s": RUN_S / 2, "best_effort": False})
+    assert ran.granted[-1][1].unmet_s == pytest.approx(RUN_S)
+    assert ran.done.summary.rejected > 0
+
+
+def test_two_functions_with_promises_share_a_device() -> None:
+    ran = Run(trace([60.0] * 20, "f") + trace([30.0] * 20, "g"), f={"slo_s": SLO_S}, g={"slo_s": SLO_S})
+    assert (ran.late("f", 5.0), ran.late("g", 5.0)) == (0, 0)
+    assert ran.area("f") + ran.area("g") <= 1
+
+
+@pytest.mark.parametrize("policy", ["mqfq_sticky", "adaptive", "lalb", "cfs_affinity", "sjf"])
+def test_a_promise_is_kept_under_every_policy(policy: str) -> None:
+    flood = [{"function": "flood", "at_s": 0.002 * number} for number in range(5_000)]
+    ran = Run(trace([40.0] * 10, "f") + flood, policy=policy, f={"slo_s": SLO_S}, flood={"fills": 1.0})
+    assert ran.late("f", from_s=5.0) <= 0.01
