@@ -165,11 +165,9 @@ class CheckedPolicy:
                 else:
                     self._waiting[request] = event
             case RequestDone():
-                place = self._running.get(event.request)
-                if place is None or place[0] != event.worker or place[1] != event.slot:
-                    self._fail(
-                        f"got the end of request {event.request} at {event.worker, event.slot}, but not its start"
-                    )
+                named = (event.worker, event.slot)
+                if self._running.get(event.request, ())[:2] != named:
+                    self._fail(f"got the end of request {event.request}, which does not run at {named}")
                 del self._running[event.request]
                 done = self._workers[event.worker]
                 done.free.add(event.slot)
