@@ -438,13 +438,16 @@ class InvalidConfig(KaasError, ValueError):
 
 
 class InvalidShare(KaasError, ValueError):
-    """A share with parts that a device does not have, or leasts of shares that exceed a device together.
+    """A share with parts that a device does not have, leasts of shares that exceed a device together, or a promise of
+    latency that no share keeps.
 
     Fields:
-        others: the names of the shares that have been promised what this one needs.
+        others: the names of the shares that have been promised what this one needs. best_s: the least latency that the
+            function's profile has.
     """
 
     others: tuple[str, ...]
+    best_s: float
 
 
 class ConfigMismatch(KaasError, ValueError):
@@ -664,6 +667,18 @@ class DeadlineExceeded(KaasError, TimeoutError):
     task: str
     kernels: tuple[str, ...]
     printed: str
+
+
+class AdmissionRefused(KaasError):
+    """A request that would end later than its function promises, and may not run late: it has not run.
+
+    Fields:
+        slo_s: the promise, in seconds. expected_s: the seconds after which the request was expected to end.
+    """
+
+    slo_s: float
+    expected_s: float
+    task: str
 
 
 class InvalidScenario(KaasError, ValueError):

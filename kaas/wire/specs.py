@@ -82,13 +82,16 @@ class ShareSpec(msgspec.Struct, frozen=True, array_like=True):
     """A program's wish for the share of a function or a client.
 
     functions: the keys of the function's kTasks, those with constants as `key@constants`; empty for a client's share.
-    label: the function's name for people. share: sms, the least and the most of the quota; None: no share.
+    label: the function's name for people. share: sms, the least and the most of the quota; None: no share, or the pool
+    chooses it for a promise. slo_s: the latency that is promised. best_effort: of requests that would be late.
     """
 
     functions: tuple[str, ...]
     client: str
     label: str
     share: tuple[float, float, float] | None
+    slo_s: float | None = None
+    best_effort: bool = True
 
 
 class CacheCommandSpec(msgspec.Struct, frozen=True, array_like=True):

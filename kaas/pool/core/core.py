@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 from kaas.config import ClientSettings, Config
-from kaas.errors import DeviceUnavailable, KaasError, PolicyError, PoolStopped
+from kaas.errors import KaasError, PolicyError, PoolStopped
 from kaas.pool.background import Background
 from kaas.pool.core.accounts import ClientAccounts, Sessions, client_known
 from kaas.pool.core.cache_commands import CacheCommands
@@ -33,6 +33,7 @@ from kaas.scheduling.decisions import (
     Decision,
     Dispatch,
     Evict,
+    Granted,
     Prefetch,
     Reject,
     StartWorker,
@@ -96,7 +97,7 @@ class Pool:
         self._use: DeviceUse | None = None
         if (every_s := self._policy.utilisation_every_s) is not None:
             self._use = DeviceUse(every_s, self._requests, self._workers, transport, self._background, self.handle)
-        self.shares = PoolShares(self.handle)
+        self.shares = PoolShares(self.handle, lambda _functions, _label: ())
         self._sessions = Sessions()
         self._accounts: ClientAccounts | None = None
         self._broken: KaasError | None = None
@@ -289,6 +290,8 @@ class Pool:
         self._requests.abandon(request)
         if request.answer.done():
             return
+        if request.share:
+            self.shares.answered(request, result if isinstance(result, KaasError) else None)
         if isinstance(result, WorkerReply):
             request.answer.set_result(result.value)
             self.reports.note(request, "succeeded", result.record)
@@ -334,10 +337,13 @@ class Pool:
                             self.caches.repeat(worker)
                         self._runs.dispatch(request, worker, decision)
                     case Reject():
-                        error = DeviceUnavailable(f"pool {self._name!r}: {decision.reason}")
-                        self.end(requests[decision.request], error)
+                        refused = requests[decision.request]
+                        self.end(refused, self.shares.refusal(refused, decision, self._name))
+                    case Granted():
+                        self.shares.granted(decision)
                     case StartWorker():
-                        self._start(decision)
+                        device, serves = self._devices[decision.device], self._requests.label_of(decision.function)
+                        self._manager.start(decision, device, serves)
                     case StopWorker():
                         self._manager.stop(self._workers[decision.worker])
                     case WakeAt(time_s=time_s):
@@ -370,12 +376,6 @@ class Pool:
             self.handle(Tick(now_s))
 
     # --- workers
-
-    def _start(self, decision: StartWorker) -> None:
-        device, function = self._devices[decision.device], decision.function
-        labels = (each.call.label for each in self._requests.by_id.values() if each.flow == function)
-        serves = next(labels, function) if function else ""
-        self._manager.start(decision, device, serves)
 
     def ready(self, worker: WorkerRecord) -> None:
         """Tell the policy that a worker can run requests, and repeat the pins of its device."""

@@ -66,7 +66,8 @@ class Request(msgspec.Struct, eq=False):
 
     Fields:
         flow: the function's name for policies. With other constants it is another function, cached on other devices.
-        share: the name of its share of a device, "" if it has none.
+        share: the name of its share of a device, "" if it has none. best_effort: it runs on what shares leave, since
+            it would be late.
         state: is changed by `Requests.move` only.
         attempt: 1, and one more for each later one. alone: no other request may run on the same worker: a worker ended
             while it ran this request. retries_used: how many of the retries of `call` are used.
@@ -85,6 +86,7 @@ class Request(msgspec.Struct, eq=False):
     state: RequestState
     flow: str = ""
     share: str = ""
+    best_effort: bool = False
     attempt: int = 1
     alone: bool = False
     worker: int | None = None
@@ -261,6 +263,10 @@ class Requests:
     def queued(self) -> list[Request]:
         """Return the requests that no worker runs."""
         return [request for request in self.by_id.values() if request.state in IN_QUEUE]
+
+    def label_of(self, flow: str) -> str:
+        """Return the label of a function by its name for policies; the name, if all its requests have ended."""
+        return next((request.call.label for request in self.by_id.values() if request.flow == flow), flow)
 
     def counts(self) -> Counter[RequestState]:
         """Return the number of requests in each state; ENDED ones are not counted."""

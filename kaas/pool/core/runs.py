@@ -94,7 +94,7 @@ class Runs:
         """Run a request on a worker as the policy has decided."""
         self._requests.move(request, RequestState.RUNNING)
         request.worker, request.device, request.slot = worker.id, worker.device.index, decision.slot
-        request.dispatched_s = self._loop.time()
+        request.dispatched_s, request.best_effort = self._loop.time(), bool(request.share and not decision.share)
         worker.running[request.id] = request
         self.run(request, worker, decision)
 

@@ -3,28 +3,50 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from kaas.config import ClientSettings
-from kaas.errors import InvalidShare
+from kaas.errors import AdmissionRefused, DeviceUnavailable, InvalidShare, KaasError
+from kaas.pool.core.requests import Request
 from kaas.pool.executors.transport import WorkerCall
-from kaas.scheduling.events import Event, ShareGone, ShareKnown
+from kaas.scheduling.decisions import Granted, Reject
+from kaas.scheduling.events import Event, PromiseKnown, ShareGone, ShareKnown
 from kaas.scheduling.sharing.packing import DevicePacking
 from kaas.scheduling.sharing.rectangles import DeviceExtent
+from kaas.scheduling.sharing.scaling import Configuration, SloUnmet, choices_of
 from kaas.share import Share
 from kaas.wire.specs import ShareSpec
-from kaas.wire.status.status import DeviceStatus, ShareStatus
+from kaas.wire.status.status import DeviceStatus, PromiseStatus, ShareStatus
 
 SPACE = DeviceExtent(1000, 1)
 """A device as promises are checked: in thousandths of its SMs and of its time."""
 
 
+@dataclass(slots=True, eq=False)
+class _Promise:
+    """A promise of latency, and what came of it.
+
+    Fields:
+        granted: the policy's last word.
+    """
+
+    slo_s: float
+    best_effort: bool
+    granted: Granted
+    counts: Counter[str] = field(default_factory=Counter)
+
+
 @dataclass(frozen=True, slots=True)
 class _GivenShare:
-    """A share, and what it is of. session: the program that gave it, whose end takes it away; "" for the pool's own."""
+    """A share, or a promise, and what it is of.
 
-    share: Share
+    session: the program that gave it, whose end takes it away; "" for the pool's own.
+    """
+
+    share: Share | _Promise
     label: str
     functions: tuple[str, ...] = ()
     session: str = ""
@@ -35,13 +57,17 @@ class PoolShares:
 
     Args:
         tell: gives an event to the policy.
+        profile: returns what is measured of a function with a share, by the keys of its kTasks and its label.
 
     Fields:
         given: the shares by name.
     """
 
-    def __init__(self, tell: Callable[[Event], None]) -> None:
+    def __init__(
+        self, tell: Callable[[Event], None], profile: Callable[[Sequence[str], str], tuple[Configuration, ...]]
+    ) -> None:
         self._tell = tell
+        self._profile = profile
         self._loop = asyncio.get_running_loop()
         self.given: dict[str, _GivenShare] = {}
         self._functions: dict[str, str] = {}  # the share of each function
@@ -59,14 +85,39 @@ class PoolShares:
             InvalidShare: it is none, or the leasts of all shares do not fit a device together.
         """
         name = f"function {spec.functions[0]}" if spec.functions else _of_client(spec.client)
-        if spec.share is None:
-            self._remove(name)
-            return
-        sms, least, most = spec.share
         label = f"function {spec.label!r}" if spec.functions else f"client {spec.client!r}"
-        given = _GivenShare(Share(sms, (least, most)), label, spec.functions, session)
-        _check({**self.given, name: given}, name, label)
-        self._give(name, given)
+        if spec.slo_s is not None:
+            self._check_promise(spec, label)
+            promise = _Promise(spec.slo_s, spec.best_effort, Granted(name))
+            self._give(name, _GivenShare(promise, label, spec.functions, session))
+        elif spec.share is not None:
+            sms, least, most = spec.share
+            given = _GivenShare(Share(sms, (least, most)), label, spec.functions, session)
+            _check({**self.given, name: given}, name, label)
+            self._give(name, given)
+        else:
+            self._remove(name)
+
+    def _check_promise(self, spec: ShareSpec, label: str) -> None:
+        """Check a promise against the function's profile, if it has one.
+
+        Raises:
+            InvalidShare: no share keeps the promise.
+        """
+        assert spec.slo_s is not None, "the caller has looked"
+        if not spec.functions:
+            raise InvalidShare(f"a promise is made for a function, not for {label}")
+        if not 0 < spec.slo_s < math.inf:
+            raise InvalidShare(f"slo_s is a number of seconds above 0, not {spec.slo_s!r}")
+        points = self._profile(spec.functions, spec.label)
+        unmet = choices_of(points, spec.slo_s) if points else None
+        if isinstance(unmet, SloUnmet) and unmet.best is not None:
+            best = unmet.best
+            raise InvalidShare(
+                f"no share of {label} keeps {spec.slo_s:g} s: its profile's least p99 is {best.p99_s:.3g} s, with "
+                f"{best.sms:g} of the SMs and {best.quota:g} of the time",
+                best_s=best.p99_s,
+            )
 
     def regrant(self, clients: Mapping[str, ClientSettings]) -> None:
         """Give clients the shares of their settings, and no others of the settings before.
@@ -87,6 +138,36 @@ class PoolShares:
         for name, given in wanted.items():
             self._give(name, given)
 
+    def granted(self, decision: Granted) -> None:
+        """Take in what the policy has granted for a promise."""
+        given = self.given.get(decision.share)
+        if given is not None and isinstance(given.share, _Promise):
+            given.share.granted = decision
+
+    def refusal(self, request: Request, decision: Reject, pool: str) -> KaasError:
+        """Return the error of a request that the policy rejects: it would end too late, or for another reason."""
+        if decision.late_s is None:
+            return DeviceUnavailable(f"pool {pool!r}: {decision.reason}")
+        promise, label = self._promise_of(request), request.call.label
+        slo_s = math.nan if promise is None else promise.slo_s
+        message = f"{label!r} was refused: it would end after {decision.late_s:.3g} s, and {slo_s:g} s are promised"
+        return AdmissionRefused(message, slo_s=slo_s, expected_s=decision.late_s, task=label)
+
+    def answered(self, request: Request, error: KaasError | None) -> None:
+        """Count a request with a share, which has its answer."""
+        if (promise := self._promise_of(request)) is None:
+            return
+        if isinstance(error, AdmissionRefused):
+            promise.counts["refused"] += 1
+        elif error is None:
+            took_s = self._loop.time() - request.arrived_s
+            promise.counts["kept" if took_s <= promise.slo_s else "late"] += 1
+            promise.counts["best_effort"] += request.best_effort
+
+    def _promise_of(self, request: Request) -> _Promise | None:
+        given = self.given.get(request.share)
+        return given.share if given is not None and isinstance(given.share, _Promise) else None
+
     def status(self, devices: Iterable[DeviceStatus]) -> tuple[ShareStatus, ...]:
         """Return the shares as `kaas.status()` shows them. devices: likewise."""
         up = [
@@ -94,15 +175,7 @@ class PoolShares:
             for device in devices
             if device.info is not None
         ]
-        return tuple(
-            ShareStatus(
-                given.label,
-                given.share.sms,
-                given.share.quota,
-                tuple((index, extent.size(given.share.sms, 1.0)[1]) for index, extent in up),
-            )
-            for given in self.given.values()
-        )
+        return tuple(_status(given, up) for given in self.given.values())
 
     def session_ended(self, session: str) -> None:
         """Take away the shares that a program has given."""
@@ -113,8 +186,11 @@ class PoolShares:
         for function in given.functions:
             self._functions[function] = name
         self.given[name] = given
-        least, most = given.share.quota
-        self._tell(ShareKnown(self._loop.time(), name, given.share.sms, least, most))
+        now_s, share = self._loop.time(), given.share
+        if isinstance(share, _Promise):
+            self._tell(PromiseKnown(now_s, name, share.slo_s, share.best_effort))
+        else:
+            self._tell(ShareKnown(now_s, name, share.sms, *share.quota))
 
     def _remove(self, name: str) -> None:
         given = self.given.pop(name, None)
@@ -135,14 +211,32 @@ def _check(shares: Mapping[str, _GivenShare], name: str, label: str) -> None:
     Raises:
         InvalidShare: they do not.
     """
+    fixed = {each: given.share for each, given in shares.items() if isinstance(given.share, Share)}
     promised: dict[Hashable, tuple[float, float]] = {
-        each: (given.share.sms, given.share.quota[0]) for each, given in shares.items() if given.share.quota[0] > 0
+        each: (share.sms, share.quota[0]) for each, share in fixed.items() if share.quota[0] > 0
     }
     if None not in DevicePacking({0: SPACE}).place_all(promised).values():
         return
     others = tuple(given.label for each, given in shares.items() if each in promised and each != name)
     listed = "; ".join(f"{given.label} has {given.share}" for each, given in shares.items() if each in promised)
     raise InvalidShare(f"the leasts of all shares do not fit a device together with {label}: {listed}", others=others)
+
+
+def _status(given: _GivenShare, devices: Sequence[tuple[int, DeviceExtent]]) -> ShareStatus:
+    share = given.share
+    if isinstance(share, Share):
+        granted = tuple((index, extent.size(share.sms, 1.0)[1]) for index, extent in devices)
+        return ShareStatus(given.label, share.sms, share.quota, granted)
+    told, counts = share.granted, share.counts
+    promise = PromiseStatus(
+        share.slo_s,
+        tuple((each.device, each.sms, each.quota) for each in told.instances),
+        told.missing_per_s,
+        told.trial_sms,
+        told.unmet_s,
+        *(counts[each] for each in ("kept", "late", "best_effort", "refused")),
+    )
+    return ShareStatus(given.label, 1.0, (0.0, 1.0), (), promise)
 
 
 def _of_client(client: str) -> str:

@@ -13,7 +13,7 @@ from kaas.scheduling.sharing.load import LoadMeter, Predictor, trend
 from kaas.scheduling.sharing.rectangles import DeviceExtent
 from kaas.scheduling.sharing.scaler import Grant, Scaler
 from kaas.scheduling.sharing.scaling import Choices, Configuration, SloUnmet, choices_of
-from kaas.scheduling.sharing.trial import Trial
+from kaas.scheduling.sharing.trial import ShareTrial
 
 PERIOD_S = 2.0
 """Seconds over which the load of a function is measured, and for which it is predicted."""
@@ -33,7 +33,7 @@ class PromisedFunction:
 
     slo_s: float
     meter: LoadMeter
-    trial: Trial | None
+    trial: ShareTrial | None
     choices: Choices | None = None
     unmet: Configuration | None = None
     decided_s: float = float("-inf")
@@ -63,7 +63,7 @@ class Promises:
     def promise(self, share: str, slo_s: float, profile: Iterable[Configuration] = ()) -> None:
         """Promise a function a latency, or another one. profile: as far as it is known."""
         meter = LoadMeter(PERIOD_S, self._predictor) if share not in self.functions else self.functions[share].meter
-        self.functions[share] = PromisedFunction(slo_s, meter, Trial(self._window_s, slo_s))
+        self.functions[share] = PromisedFunction(slo_s, meter, ShareTrial(self._window_s, slo_s))
         self.changed[share] = None
         self.profiled(share, profile)
 

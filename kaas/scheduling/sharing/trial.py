@@ -21,7 +21,7 @@ LEAST_S = 1e-6
 """A run counts as no shorter: what is shorter was not measured."""
 
 
-class Trial:
+class ShareTrial:
     """The runs of one function on parts of the SMs.
 
     Args:

@@ -117,17 +117,55 @@ class QuarantineStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class PromiseStatus:
+    """A promise of latency, and what the pool has made of it.
+
+    Fields:
+        slo_s: seconds from a request's arrival to its end. instances: devices, and the parts of their SMs and time that
+            are granted. missing_per_s: requests a second for which there is no room. trial_sms: the part of the SMs on
+            which the function is measured now; None: it is measured. best_s: the least p99 of its profile, if that is
+            more than is promised.
+        kept, late: answered requests that took no longer, and longer. best_effort: of all answered, those that ran on
+            what shares left, since they would have been late. refused: requests that did not run.
+    """
+
+    slo_s: float
+    instances: tuple[tuple[int, float, float], ...] = ()
+    missing_per_s: float = 0.0
+    trial_sms: float | None = None
+    best_s: float | None = None
+    kept: int = 0
+    late: int = 0
+    best_effort: int = 0
+    refused: int = 0
+
+    def __str__(self) -> str:
+        """Return the promise in a line of `kaas status`."""
+        if self.trial_sms is not None:
+            state = f"is measured on {self.trial_sms:g} of the SMs"
+        elif self.best_s is not None:
+            state = f"cannot be kept: the least is {self.best_s:.3g} s"
+        else:
+            granted = [f"{sms:.3g} x {quota:g} of device {device}" for device, sms, quota in self.instances]
+            state = " + ".join(granted) or "no instance"
+        if self.missing_per_s:
+            state += f", no room for {self.missing_per_s:.3g} requests/s"
+        return f"{state}; {self.kept} kept, {self.late} late, {self.refused} refused"
+
+
+@dataclass(frozen=True, slots=True)
 class ShareStatus:
     """A share of a function or a client, as it was given, and the SMs that it has on each device that is up.
 
     of: "function 'f'" or "client 'alice'". sms, quota: as of `kaas.Share`. granted: pairs of a device's index and the
-    number of SMs, rounded up to the partitions that the device can make.
+    number of SMs, rounded up to the partitions that the device can make. promise: the pool chooses the share by it.
     """
 
     of: str
     sms: float
     quota: tuple[float, float]
     granted: tuple[tuple[int, int], ...] = ()
+    promise: PromiseStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,12 +239,16 @@ def status_tables(status: Status) -> list[Shown]:
             ", ".join(f"{sms} on device {device}" for device, sms in each.granted),
         )
         for each in status.shares
+        if each.promise is None
     ]
+    promises = [(each.of, f"{each.promise.slo_s:g} s", str(each.promise)) for each in status.shares if each.promise]
     tables = [devices]
     if executors:
         tables.append(Shown("executors", ("device", "worker", "client", "state", "pid", "sandbox"), executors))
     if shares:
         tables.append(Shown("shares", ("of", "sms", "quota", "SMs"), shares))
+    if promises:
+        tables.append(Shown("promises", ("of", "within", "state"), promises))
     return tables
 
 

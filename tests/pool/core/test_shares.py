@@ -21,7 +21,7 @@ def played(scenario: Callable[[PoolShares, list[Event]], None]) -> None:
 
     async def main() -> None:
         told: list[Event] = []
-        scenario(PoolShares(told.append), told)
+        scenario(PoolShares(told.append, lambda *_: ()), told)
 
     asyncio.run(main())
 
