@@ -438,8 +438,7 @@ class InvalidConfig(KaasError, ValueError):
 
 
 class InvalidShare(KaasError, ValueError):
-    """A share with parts that a device does not have, leasts of shares that exceed a device together, or a promise of
-    latency that no share keeps.
+    """A share with parts that no device has, leasts that exceed a device together, or a promise that no share keeps.
 
     Fields:
         others: the names of the shares that have been promised what this one needs. best_s: the least latency that the

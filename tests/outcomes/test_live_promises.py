@@ -1,4 +1,4 @@
-"""A promise of latency in a running pool: the pool measures the function, grants it a part of the device, and says so."""
+"""A promise of latency in a running pool: it measures the function, grants it a part of the device, and says so."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_function_is_measured_and_granted_a_part_that_keeps_its_promise() -> N
 
 def test_what_cannot_be_in_time_is_refused_or_runs_late_as_the_function_chose() -> None:
     function = kaas.register(task_of("f"), share="auto", slo_s=0.001, best_effort=False)
-    with pytest.raises(AdmissionRefused, match="0.001 s are promised") as refused:
+    with pytest.raises(AdmissionRefused, match=r"0\.001 s are promised") as refused:
         call(function, 40)
     assert refused.value.expected_s > refused.value.slo_s == 0.001
     assert promise().refused == 1

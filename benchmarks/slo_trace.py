@@ -1,0 +1,92 @@
+"""FaST-GShare's Figure 12 in the simulator: a load that rises, bursts and falls, and a promise of latency."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Any
+
+from kaas.scheduling.decisions import Decision, Granted
+from kaas.scheduling.events import Event, RequestArrived, RequestDone
+from kaas.scheduling.simulation.scenario import Scenario
+from kaas.scheduling.simulation.scenario_file import read
+from kaas.scheduling.simulation.simulator import simulate
+
+SLO_S = 0.069
+"""Of ResNet, in the paper."""
+RUN_S, FILLS = 0.012, 0.24
+"""A run of ResNet on a whole device, and the part of the SMs that it fills (Figure 8: beyond it, none gains)."""
+DEVICES = 4
+SECONDS = 160
+SEED = 12
+FLOOD_RUN_S, FLOOD_PER_S = 0.01, 105
+"""Requests of another client, which fill a device, for each device: five in a hundred more than it can run."""
+
+
+def rates() -> Iterator[float]:
+    """Yield the requests of each second: a ramp, a burst to three times as many at once, and the fall."""
+    yield from (10 + 140 * second / 60 for second in range(60))
+    yield from [450.0] * 20
+    yield from [150.0] * 20
+    yield from (150 - 140 * second / 60 for second in range(60))
+
+
+def trace(flooded: bool, best_effort: bool) -> Scenario:
+    """Return the scenario: requests come as in a Poisson process."""
+    random = Random(SEED)
+    requests: list[dict[str, Any]] = []
+    for second, rate in enumerate(rates()):
+        at_s = second + random.expovariate(rate)
+        while at_s < second + 1:
+            requests.append({"function": "resnet", "at_s": at_s})
+            at_s += random.expovariate(rate)
+    if flooded:
+        gap_s = 1 / (FLOOD_PER_S * DEVICES)
+        requests += [{"function": "flood", "at_s": number * gap_s} for number in range(int(SECONDS / gap_s))]
+    promise = {"slo_s": SLO_S, "best_effort": best_effort}
+    return read(
+        {
+            "policy": {"name": "adaptive"},
+            "devices": [{"sms": 80, "sm_step": 2, "slots": 16}] * DEVICES,
+            "functions": {
+                "resnet": {"run_s": RUN_S, "fills": FILLS, "client": "user", **promise},
+                "flood": {"run_s": FLOOD_RUN_S, "client": "flood"},
+            },
+            "requests": sorted(requests, key=lambda each: each["at_s"]),
+        }
+    )
+
+
+class Watched:
+    """What the requests with a promise took, and what was granted for them."""
+
+    def __init__(self) -> None:
+        self.arrived_s: dict[int, float] = {}
+        self.late = 0
+        self.most_instances = 0
+        self.most_devices = 0.0
+
+    def __call__(self, event: Event, decisions: Sequence[Decision]) -> None:
+        if isinstance(event, RequestArrived) and event.function == "resnet":
+            self.arrived_s[event.request] = event.time_s
+        elif isinstance(event, RequestDone) and event.request in self.arrived_s:
+            self.late += event.time_s - self.arrived_s[event.request] > SLO_S
+        for decision in decisions:
+            if isinstance(decision, Granted):
+                self.most_instances = max(self.most_instances, len(decision.instances))
+                devices = sum(each.sms * each.quota for each in decision.instances)
+                self.most_devices = max(self.most_devices, devices)
+
+
+def violations(flooded: bool, best_effort: bool) -> dict[str, float]:
+    """Return the part of the requests that took longer than promised, or were refused, and what was granted."""
+    watched = Watched()
+    done = simulate(trace(flooded, best_effort), observe=watched)
+    count = len(watched.arrived_s)
+    return {
+        "requests": count,
+        "late": watched.late / count,
+        "refused": done.summary.rejected / count,
+        "most_instances": watched.most_instances,
+        "most_devices": watched.most_devices,
+    }
