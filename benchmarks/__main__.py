@@ -22,6 +22,7 @@ _NOT_BENCHMARKS = {
     "remote_load",
     "report",
     "served",
+    "slo_trace",
     "station",
     "taps",
     "tenants",
