@@ -10,7 +10,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from kaas.errors import ConfigMismatch, InvalidConfig
-from kaas.share import Share
+from kaas.share import ProfilePoint, Share, as_points
 from kaas.store import Store
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ class FunctionProfile:
         observations: requests that the profile counts as: the more, the slower a policy changes its estimate.
         family: functions of one family differ in the batch size only; "" for none.
         batch: that size.
+        points: what it does with shares of such a device: `kaas profile` measures them.
     """
 
     function: str
@@ -149,6 +150,7 @@ class FunctionProfile:
     observations: int = 1
     family: str = ""
     batch: float = 0.0
+    points: tuple[ProfilePoint, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("function", "family"):
@@ -164,6 +166,7 @@ class FunctionProfile:
         if self.load_s and not self.nbytes:
             raise InvalidConfig("load_s is the time to load nbytes, which are none", field="nbytes")
         _require_whole("observations", self.observations)
+        object.__setattr__(self, "points", as_points(self.points))
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +203,9 @@ class Config:
         client_faults_allowed: devices that requests of one client may end within an hour; with one more its requests
             wait until fewer count. None for any number; a server's `pool` has 8.
         record: file, on the machine of the pool, to which it writes its policy's events and decisions.
-        profiles: JSON file, a list of objects with the fields of `FunctionProfile`, or these values themselves: the
-            policy hears of a function's times and memory before its first request. `kaas.stats().profiles` has those
-            that the pool has measured.
+        profiles: JSON file, a list of objects with the fields of `FunctionProfile` or one on each line, as of
+            `kaas profile`, or these values themselves: the policy hears of a function's times and memory before its
+            first request. `kaas.stats().profiles` has those that the pool has measured.
         store: SQLite file, or a `kaas.store.Store`, with the functions and accounts that outlive the pool's process. In
             a given store the functions outlive the pool too. While it cannot be written, as on a full disk, the pool
             goes on, and writes the newest changes later. None: a file in Ray's folder of this session, on the

@@ -1,13 +1,17 @@
-"""`Share`: the part of each device that a function's or a client's requests may have."""
+"""`Share`, the part of each device that requests may have, and `ProfilePoint`, what a function does with one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from kaas.errors import InvalidShare
+from kaas.errors import InvalidConfig, InvalidShare
 
 LEAST = 0.001
 """The smallest part of the SMs, and the smallest most of the time."""
+MOST_POINTS = 4096
+"""The most points of a profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,70 @@ class Share:
         if least > most:
             raise InvalidShare(f"the least of quota is at most its most: {quota!r}")
         object.__setattr__(self, "quota", (least, most))
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilePoint:
+    """What a function does with a share of a device, as `kaas profile` measures it.
+
+    Args:
+        sms: the part of the streaming multiprocessors, above 0 and at most 1, as the device grants it.
+        quota: the part of the time, above 0 and at most 1.
+        rate_per_s: requests a second, from 1e-6 to 1e12, while requests wait.
+        p99_s: the 99th percentile of the latency without waiting for other requests, in seconds.
+        batch: of each request: the inputs that it carries.
+        p50_s: the median of this latency.
+        device_bytes: of the constants and of one request's other memory.
+        requests: that were measured; 0 of a point on the line between two that were.
+
+    Raises:
+        InvalidConfig: a number outside of its range.
+    """
+
+    sms: float
+    quota: float
+    rate_per_s: float
+    p99_s: float
+    batch: int = 1
+    p50_s: float = 0.0
+    device_bytes: int = 0
+    requests: int = 0
+
+    def __post_init__(self) -> None:
+        limits: dict[str, tuple[float, float]] = {
+            "sms": (1e-9, 1), "quota": (1e-9, 1), "rate_per_s": (1e-6, 1e12), "p99_s": (0, 1e12), "p50_s": (0, 1e12),
+            "batch": (1, 1 << 60), "device_bytes": (0, 1 << 60), "requests": (0, 1 << 60),
+        }  # fmt: skip
+        for name, (least, most) in limits.items():
+            value = getattr(self, name)
+            kind: Any = int if name in ("batch", "device_bytes", "requests") else int | float
+            if isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most:
+                number = "a whole number" if kind is int else "a number"
+                message = f"{name} of a point is {number} from {least:g} to {most:g}, not {value!r}"
+                raise InvalidConfig(message, field="points")
+
+    @property
+    def place(self) -> tuple[float, float, int]:
+        """What tells it from others of its profile."""
+        return self.sms, self.quota, self.batch
+
+
+def as_points(given: Any) -> tuple[ProfilePoint, ...]:
+    """Return the points of a profile, each given as one or as a mapping of its fields.
+
+    Raises:
+        InvalidConfig: they are none, or two are of one share.
+    """
+    points = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str | Mapping) else (None,)
+    try:
+        found = tuple(ProfilePoint(**each) if isinstance(each, Mapping) else each for each in points)
+    except TypeError as error:
+        raise InvalidConfig(f"a point has other fields: {error}", field="points") from error
+    if len(found) > MOST_POINTS or not all(isinstance(each, ProfilePoint) for each in found):
+        raise InvalidConfig(f"points is up to {MOST_POINTS} ProfilePoints, not {str(given)[:80]}", field="points")
+    if len({each.place for each in found}) < len(found):
+        raise InvalidConfig("points has two of one share and batch", field="points")
+    return found
 
 
 def _require_part(name: str, value: object, least: float) -> None:

@@ -26,6 +26,7 @@ SECTIONS = {
         "Device",
         "ClientSettings",
         "FunctionProfile",
+        "ProfilePoint",
         "Share",
         "set_share",
     ),

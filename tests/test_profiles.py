@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 import kaas
 from kaas.config import Config, FunctionProfile
 from kaas.errors import InvalidConfig
-from kaas.profiles import with_profiles
+from kaas.profiles import keep_profile, read_profiles, with_profiles
 from kaas.server.config.serve_config import read_file
+from kaas.share import ProfilePoint
 
 RESNET: dict[str, Any] = {
     "function": "resnet",
@@ -22,6 +24,9 @@ RESNET: dict[str, Any] = {
     "nbytes": 1000,
     "observations": 7,
 }
+
+
+POINT: dict[str, Any] = {"sms": 0.25, "quota": 0.5, "rate_per_s": 40.0, "p99_s": 0.1}
 
 
 def written(folder: Path, content: Any) -> str:
@@ -44,11 +49,53 @@ def test_a_server_reads_the_file_beside_its_own(tmp_path: Path) -> None:
     assert read_file(tmp_path / "kaas.yaml").pool.config(None).profiles == (FunctionProfile(**RESNET),)
 
 
+def test_profiles_may_stand_on_one_line_each_and_have_points(tmp_path: Path) -> None:
+    more = {**RESNET, "kind": "software", "points": [POINT, {**POINT, "batch": 4}]}
+    path = written(tmp_path, f"{json.dumps(RESNET)}\n\n{json.dumps(more)}\n")
+    config = with_profiles(Config(profiles=path))
+    points = (ProfilePoint(0.25, 0.5, 40.0, 0.1), ProfilePoint(0.25, 0.5, 40.0, 0.1, 4))
+    assert config.profiles == (
+        FunctionProfile(**RESNET),
+        replace(FunctionProfile(**RESNET), kind="software", points=points),
+    )
+
+
+@pytest.mark.parametrize("name", ["profiles.jsonl", "profiles.json"])
+def test_a_profile_that_is_kept_takes_the_place_of_its_own_only(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    one, other = FunctionProfile(**RESNET), FunctionProfile("f", "gpu", 1.0)
+    again = FunctionProfile("f", "gpu", 2.0, points=(ProfilePoint(0.25, 0.5, 40.0, 0.1),))
+    for each in (one, other, again):
+        keep_profile(path, each)
+    assert read_profiles(path) == (one, again)
+    assert path.read_text().startswith("[") is (name == "profiles.json")
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+
+
+def test_no_profile_is_kept_in_a_file_that_holds_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_text("buy milk\n")
+    with pytest.raises(InvalidConfig, match="notes"):
+        keep_profile(path, FunctionProfile("f", "gpu", 1.0))
+    assert path.read_text() == "buy milk\n"
+
+
 @pytest.mark.parametrize(
     ("content", "field"),
     [
         ("[", "profiles"),
-        ("{}", "profiles"),
+        ("{}", "profiles[0].function"),
+        ("a line", "profiles"),
+        ([{**RESNET, "points": 1}], "profiles[0].points"),
+        ([{**RESNET, "points": [1]}], "profiles[0].points"),
+        ([{**RESNET, "points": {**POINT}}], "profiles[0].points"),
+        ([{**RESNET, "points": [{**POINT, "rate": 1}]}], "profiles[0].points"),
+        ([{**RESNET, "points": [{**POINT, "sms": 0}]}], "profiles[0].points"),
+        ([{**RESNET, "points": [{**POINT, "quota": 1.1}]}], "profiles[0].points"),
+        ([{**RESNET, "points": [{**POINT, "rate_per_s": 0}]}], "profiles[0].points"),
+        ([{**RESNET, "points": [{**POINT, "batch": 1.5}]}], "profiles[0].points"),
+        ([{**RESNET, "points": [POINT, {**POINT, "rate_per_s": 8}]}], "profiles[0].points"),
+        ([{**RESNET, "points": [{**POINT, "batch": n + 1} for n in range(4097)]}], "profiles[0].points"),
         ("[1]", "profiles"),
         ("[]", "profiles"),
         ([RESNET, RESNET], "profiles"),

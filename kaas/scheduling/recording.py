@@ -64,6 +64,7 @@ LIMITS: dict[type, dict[str, tuple[float, float]]] = {
         "batch": (0.0, LARGEST),
     },
     ObjectUse: {"nbytes": BYTES},
+    Configuration: {"rate_per_s": SECONDS, "p99_s": SECONDS, "batch": (1, MOST)},
 }
 """The least and the most that numbers of a record may be."""
 PARTS = {"devices": PhysicalDevice, "inputs": ObjectUse, "running": Running, "points": Configuration}
@@ -363,9 +364,9 @@ def _check_numbers(value: Any) -> None:
     for name, (least, most) in LIMITS.get(type(value), {}).items():
         if (number := getattr(value, name)) is not None:
             _check_number(name, number, least, most)
-    if isinstance(value, RequestArrived):
-        for use in value.inputs:
-            _check_numbers(use)
+    parts = {RequestArrived: "inputs", FunctionKnown: "points"}.get(type(value))
+    for part in getattr(value, parts) if parts else ():
+        _check_numbers(part)
 
 
 def _check_number(name: str, number: float, least: float, most: float) -> None:

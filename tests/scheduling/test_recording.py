@@ -40,7 +40,8 @@ from kaas.scheduling.events import (
 from kaas.scheduling.policies import POLICIES
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from kaas.scheduling.policies.static import Static
-from kaas.scheduling.recording import Recorder, recorded, replay
+from kaas.scheduling.recording import Recorder, read, recorded, replay
+from kaas.scheduling.sharing.scaling import Configuration
 from kaas.scheduling.simulation.simulator import simulate
 from kaas.wire.specs import RunRecord
 from kaas.wire.status.status import WorkerInfo
@@ -234,6 +235,10 @@ def test_the_command_prints_the_first_difference(tmp_path: Path, monkeypatch: py
         (5, '"nbytes":1', '"nbytes":1,"constants":true', "ObjectUse has no field 'constants'"),
         (5, '"slot":0', '"slot":0,"slots":0', "Dispatch has no field 'slots'"),
         (1, '"speed":1.0', '"speed":1.0,"speeds":0.0', "PhysicalDevice has no field 'speeds'"),
+        (7, '"rate_per_s":1.0', '"rate_per_s":1e13', "rate_per_s is a number from 0 to 1e\\+12, not 10000000000000.0"),
+        (7, '"batch":1}', '"batch":1152921504606846977}', "batch is a number from 1 to 1.15292e\\+18"),
+        (7, '"sms":1.0', '"sms":2.0', "a profile of Configuration"),
+        (7, '"sms":1.0', '"sms":1.0,"sm":1.0', "Configuration has no field 'sm'"),
         (7, '"observations":1', '"observations":-1', "observations is a number from 1 to 1.15292e\\+18, not -1"),
     ],
 )
@@ -241,7 +246,7 @@ def test_a_number_that_no_pool_writes_is_an_error_with_its_line(
     tmp_path: Path, line: int, old: str, new: str, words: str
 ) -> None:
     path = tmp_path / "r"
-    known = FunctionKnown(3.0, "g", "software", 1.0, 1.0, 1, 1)
+    known = FunctionKnown(3.0, "g", "software", 1.0, 1.0, 1, 1, points=(Configuration(1.0, 1.0, 1.0, 1.0),))
     record(path, *EVENTS, RequestDone(3.0, 0, 0, 0, Outcome.SUCCEEDED, 0.0), known, Tick(4.0))
     lines = path.read_text().splitlines(keepends=True)
     assert old in lines[line - 1]
@@ -251,6 +256,20 @@ def test_a_number_that_no_pool_writes_is_an_error_with_its_line(
         with pytest.raises(InvalidRecord, match=f"line {line}: {words}") as caught:
             read_all(path)
         assert caught.value.line == line
+
+
+def test_what_functions_do_with_shares_is_replayed_and_records_from_before_still_are(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    known = FunctionKnown(3.0, "g", "software", 1.0, 1.0, 1, 1, points=(Configuration(0.25, 0.5, 40.0, 0.1, 4),))
+    record(path, *EVENTS, RequestDone(3.0, 0, 0, 0, Outcome.SUCCEEDED, 0.0), known)
+    assert known in [entry[0] for _, entry in read(path) if isinstance(entry, tuple)]
+    assert replay(path).difference is None
+    text = path.read_text()
+    before = text.replace(',"points":[{"sms":0.25,"quota":0.5,"rate_per_s":40.0,"p99_s":0.1,"batch":4}]', "")
+    assert len(before) < len(text)
+    path.write_text(before)
+    assert replace(known, points=()) in [entry[0] for _, entry in read(path) if isinstance(entry, tuple)]
+    assert replay(path).difference is None
 
 
 def test_a_time_that_goes_back_is_an_error_with_its_line(tmp_path: Path) -> None:

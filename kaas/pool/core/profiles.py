@@ -12,6 +12,8 @@ from kaas.config import LARGEST, MOST, FunctionProfile
 from kaas.pool.core.requests import Request
 from kaas.scheduling.events import FunctionKnown, ObjectUse, PhysicalDevice, RequestDone
 from kaas.scheduling.policies.estimates import MOST_FUNCTIONS, moved
+from kaas.scheduling.sharing.scaling import Configuration
+from kaas.share import ProfilePoint
 from kaas.store import PROFILES, Store, decoded
 
 WRITE_EVERY_S = 5.0
@@ -26,7 +28,7 @@ class MeasuredTimes(msgspec.Struct, array_like=True):
     Fields:
         identity: the function in the pool (`WorkerCall.identity`). label: for people. run_s, load_s: means, of a
             request without loads on a device of speed 1, and of the load of one byte. runs, loads: requests in them.
-        nbytes: of the objects that the last request read from caches.
+        nbytes: of the objects that the last request read from caches. points: what it does with shares, as given.
     """
 
     identity: str
@@ -39,6 +41,7 @@ class MeasuredTimes(msgspec.Struct, array_like=True):
     nbytes: int = 0
     family: str = ""
     batch: float = 0.0
+    points: tuple[ProfilePoint, ...] = ()
 
     def add(self, done: RequestDone, speed: float, nbytes: int) -> None:
         """Take in a request that succeeded on a device of this speed, as policies do. nbytes: as in the fields."""
@@ -52,7 +55,8 @@ class MeasuredTimes(msgspec.Struct, array_like=True):
     def profile(self, function: str) -> FunctionProfile:
         """Return the times under a name of the function, within the limits of a profile."""
         run_s, load_s, runs = min(self.run_s, LARGEST), min(self.load_s * self.nbytes, LARGEST), min(self.runs, MOST)
-        return FunctionProfile(function, self.kind, run_s, load_s, self.nbytes, runs, self.family, self.batch)
+        own = (self.family, self.batch, self.points)
+        return FunctionProfile(function, self.kind, run_s, load_s, self.nbytes, runs, *own)
 
 
 _decode = msgspec.msgpack.Decoder(MeasuredTimes).decode
@@ -83,6 +87,9 @@ class Profiles:
         self._store = store
         for times in decoded(store, PROFILES, _decode).values():
             self._times.setdefault(times.identity, {})[times.kind] = times
+            for given in self._given_of(times.identity, times.label):
+                if given.kind == times.kind and given.points:  # a pool does not measure points
+                    times.points = given.points
 
     def tell(self, request: Request, now_s: float) -> list[FunctionKnown]:
         """Return the events that tell a policy of a request's function, which it was not told before."""
@@ -94,7 +101,7 @@ class Profiles:
         return [
             FunctionKnown(
                 now_s, each.function, each.kind, each.run_s, each.load_s, each.nbytes, each.observations, each.family,
-                each.batch,
+                each.batch, tuple(_configuration(point) for point in each.points),
             )
             for each in known
         ]  # fmt: skip
@@ -128,10 +135,12 @@ class Profiles:
         if known is None:
             if len(self._times) >= MOST_FUNCTIONS:
                 self._forget(next(iter(self._times)))
-            given = self._given.get(identity) or self._given.get(label) or ()
-            known = {each.kind: _begun(identity, label, each) for each in given}
+            known = {each.kind: _begun(identity, label, each) for each in self._given_of(identity, label)}
         self._times[identity] = known
         return known
+
+    def _given_of(self, identity: str, label: str) -> Sequence[FunctionProfile]:
+        return self._given.get(identity) or self._given.get(label) or ()
 
     def _forget(self, identity: str) -> None:
         kinds = self._times.pop(identity)
@@ -168,5 +177,9 @@ def _begun(identity: str, label: str, given: FunctionProfile) -> MeasuredTimes:
     """Return the times of a function before its first request here."""
     load_s = given.load_s / given.nbytes if given.nbytes else 0.0
     loads = given.observations if given.nbytes else 0
-    own = (given.run_s, given.observations, load_s, loads, given.nbytes, given.family, given.batch)
+    own = (given.run_s, given.observations, load_s, loads, given.nbytes, given.family, given.batch, given.points)
     return MeasuredTimes(identity, given.kind, label, *own)
+
+
+def _configuration(point: ProfilePoint) -> Configuration:
+    return Configuration(point.sms, point.quota, point.rate_per_s, point.p99_s, point.batch)

@@ -10,7 +10,7 @@ import msgspec
 
 import softgpu
 from kaas.config import ClientSettings, Config, Device, FunctionProfile, described
-from kaas.share import Share
+from kaas.share import ProfilePoint, Share
 from kaas.wire.status.stats import KernelStats, OutcomeStats, StageStats, Stats, TierStats
 from kaas.wire.status.status import (
     DeviceStatus,
@@ -39,6 +39,7 @@ _CLASSES = {
         KernelStats,
         OutcomeStats,
         PinStatus,
+        ProfilePoint,
         PromiseStatus,
         QuarantineStatus,
         Share,

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from kaas.config import Config, Device, FunctionProfile
@@ -18,8 +19,12 @@ from kaas.pool.core.core import Pool
 from kaas.pool.executors.transport import WorkerCall, WorkerReply
 from kaas.scheduling.events import Event, FunctionKnown, ObjectUse, RequestArrived
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
+from kaas.scheduling.sharing.scaling import Configuration
+from kaas.share import ProfilePoint
 from kaas.store import PROFILES, SqliteStore, Store
 from kaas.wire.specs import RunRecord
+from kaas.wire.status.stats import Stats
+from kaas.wire.status.status_codec import decode, encode
 from tests.pool.fake_workers import FakeWorkers, begin, settle
 from tests.timeouts import TIMEOUT_S
 
@@ -191,3 +196,41 @@ def test_the_function_called_longest_ago_is_forgotten(store: SqliteStore, monkey
 
     play(scenario, store)
     assert sorted(store.read(PROFILES)) == ["software the key of a", "software the key of c"]
+
+
+def test_what_a_function_does_with_shares_is_told_to_the_policy_and_kept(store: SqliteStore) -> None:
+    points = (ProfilePoint(0.25, 0.5, 40.0, 0.1, 4, 0.02, 1000, 60), ProfilePoint(1.0, 1.0, 100.0, 0.02))
+    given = FunctionProfile("the key of f", "software", 1.0, points=points)
+
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        await ran(pool, workers, call(), 1.0)
+        assert pool.stats().profiles[0].points == points
+        assert decode(encode(pool.stats()), Stats).profiles == pool.stats().profiles
+
+    for known in ([given], None, [given]):  # in the second and third epoch the store has it
+        told = play(scenario, reopened(store), profiles=known)[0]
+        assert isinstance(told, FunctionKnown)
+        assert told.points == (Configuration(0.25, 0.5, 40.0, 0.1, 4), Configuration(1.0, 1.0, 100.0, 0.02))
+
+
+def test_points_that_are_given_later_take_the_place_of_those_in_the_store(store: SqliteStore) -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        await ran(pool, workers, call(), 2.0)
+
+    play(scenario, reopened(store))
+    later = FunctionProfile("f", "software", 100.0, points=(ProfilePoint(1.0, 1.0, 100.0, 0.02),))
+    told = play(scenario, reopened(store), profiles=[later])[0]
+    assert isinstance(told, FunctionKnown)
+    assert (told.run_s, told.points) == (2.0, (Configuration(1.0, 1.0, 100.0, 0.02),))
+
+
+def test_a_store_from_before_points_is_still_read(store: SqliteStore) -> None:
+    old = ["the key of f", "software", "f", 2.0, 3, 0.0, 0, 1000, "", 0.0]
+    store.put(PROFILES, {"software the key of f": msgspec.msgpack.encode(old)})
+
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        await ran(pool, workers, call(), 2.0)
+
+    told = play(scenario, reopened(store))[0]
+    assert isinstance(told, FunctionKnown)
+    assert (told.run_s, told.observations, told.points) == (2.0, 3, ())
