@@ -62,7 +62,12 @@ ALLOWED_IMPORTERS = {
         "kaas.optional_ray",
     },
     "llvmlite": {"softgpu"},
-    "matplotlib": {"kaas.papers.plots", "kaas.papers.scheduling.plots", "kaas.bench.report"},
+    "matplotlib": {
+        "kaas.papers.plots",
+        "kaas.papers.scheduling.plots",
+        "kaas.bench.report",
+        "kaas.bench.profiling.figure",
+    },
     "triton": {"kaas.code.triton"},
     "numba": {"kaas.code.numba"},
     "numba_cuda": {"kaas.code.numba"},

@@ -324,6 +324,11 @@ def signatures_and_constants(function: Function) -> tuple[tuple[FunctionSignatur
     return function._signatures, [*(() if bound.constants is None else (bound.constants,)), *bound.awaited]
 
 
+def variants_of(function: Function) -> tuple[Function, ...]:
+    """Return a function for each of a function's kTasks, those for the smallest inputs first."""
+    return tuple(function._with((each,), function._options) for each in function._signatures)
+
+
 def call(
     task_or_function: KTask | Function,
     inputs: Mapping[str, Any],

@@ -32,6 +32,7 @@ COMMANDS = {
     "pardon": "observe:pardon",
     "demo": "demo:demo",
     "bench": "bench.command:app",
+    "profile": "bench.profile:profile",
     "keys": "keys:app",
     "code": "code:app",
     "papers": "papers:app",

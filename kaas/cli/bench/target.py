@@ -44,7 +44,7 @@ def loaded_from(target: str, server: str | None) -> KTask | CompiledModel | Call
     return target
 
 
-def _made(target: str, loaded: KTask | CompiledModel | Callable[[], Any], *kinds: type) -> Any:
+def made_of(target: str, loaded: KTask | CompiledModel | Callable[[], Any], *kinds: type) -> Any:
     """Return what a Python function makes, of one of these kinds; else the kTask or the model.
 
     Raises:
@@ -98,7 +98,7 @@ def opened(
         return at_endpoint(endpoint, loaded)
     if server is not None:
         try:
-            return at_server(loaded if isinstance(loaded, str) else _made(target, loaded), server, keys)
+            return at_server(loaded if isinstance(loaded, str) else made_of(target, loaded), server, keys)
         except NotInitialized as error:
             message = f"{target} registers in a pool; at a server a client registers, client.register(..., name='mine')"
             raise InvalidRequest(f"{message}, and kaas bench mine --server ... measures it") from error
@@ -107,4 +107,4 @@ def opened(
         there = "".join(f"; {printable(each)} runs" for each in running_names())
         raise NotInitialized(f"no pool {name!r} runs on this machine without Ray{there}")
     own = "kaas" if ray else f"bench-{token_hex(4)}"
-    return in_pool(partial(_made, target, loaded, Function), name or own, weights, policy, ray=ray)
+    return in_pool(partial(made_of, target, loaded, Function), name or own, weights, policy, ray=ray)
