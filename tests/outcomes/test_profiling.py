@@ -104,12 +104,21 @@ def test_a_user_sees_what_share_a_function_needs_and_a_pool_knows_it(tmp_path: P
     (profile,) = read_profiles("profiles.jsonl")
     assert len(profile.points) == 10, "points of an earlier run stay"
 
-    config = kaas.Config(devices=(kaas.Device(),), profiles="profiles.jsonl")
+    config = kaas.Config(devices=(kaas.Device(model=Model.from_file("device.toml")),), profiles="profiles.jsonl")
     kaas.init(ray=False, name=f"known {tmp_path}", config=config)
     try:
         function = kaas.register(task_of())
         x = np.zeros((1, 64), np.uint32)
         assert function.call(x=x).result(TIMEOUT_S)[0, 0] == 0
+        with pytest.raises(kaas.errors.InvalidShare, match="its profile's least p99 is"):
+            kaas.set_share(function, "auto", slo_s=TAKES_S / 2)
+        kaas.set_share(function, "auto", slo_s=10.0)
+        assert function.call(x=x).result(TIMEOUT_S)[0, 0] == 0
+        (share,) = kaas.status().shares
+        assert share.promise is not None
+        assert share.promise.trial_sms is None, "what is measured needs no trial"
+        assert share.promise.instances
+        kaas.set_share(function, None)
         (known,) = kaas.stats().profiles
         assert known.points == profile.points, "the policy was told, too: tests/pool/core/test_profiles.py"
     finally:

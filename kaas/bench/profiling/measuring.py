@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from kaas.bench.load import Completion, Load, Send
 
-BLOCK_WINDOWS, BLOCK_REQUESTS = 4, 8
-"""A block of a measurement has at least so many windows, and so many requests."""
+BLOCK_WINDOWS, BLOCK_REQUESTS, BLOCK_S = 4, 8, 2.0
+"""A block of a measurement has at least so many windows, and so many requests or seconds."""
 FEWEST_BLOCKS, MOST_BLOCKS = 3, 9
 AGREEING = 0.05
 """Blocks agree if they differ by this part of their median at most."""
-LATENCIES, LATENCY_S, FEWEST_LATENCIES = 100, 2.0, 10
+LATENCIES, LATENCY_S, FEWEST_LATENCIES = 100, 2.0, 5
 """Latencies are those of so many requests, or of as many as end within so many seconds, but of so many at least."""
 DRAIN_S = 60.0
 
@@ -95,9 +95,10 @@ def _rates(ends: Iterable[Completion], window_s: float, callers: int) -> Iterato
         if block is None:
             if windows > 2 and answered > 2 * callers:  # the first ones have time that was not used before
                 block = end.ended_s, answered, window
-        elif answered - block[1] >= BLOCK_REQUESTS and window - block[2] >= BLOCK_WINDOWS:
-            requests = answered - block[1]
-            yield requests / (end.ended_s - block[0]), requests
+            continue
+        requests, seconds = answered - block[1], end.ended_s - block[0]
+        if window - block[2] >= BLOCK_WINDOWS and (requests >= BLOCK_REQUESTS or seconds >= BLOCK_S):
+            yield requests / seconds, requests
             block = end.ended_s, answered, window
 
 

@@ -97,7 +97,7 @@ class Pool:
         self._use: DeviceUse | None = None
         if (every_s := self._policy.utilisation_every_s) is not None:
             self._use = DeviceUse(every_s, self._requests, self._workers, transport, self._background, self.handle)
-        self.shares = PoolShares(self.handle, lambda _functions, _label: ())
+        self.shares = PoolShares(self.handle, self._profiles.points)
         self._sessions = Sessions()
         self._accounts: ClientAccounts | None = None
         self._broken: KaasError | None = None

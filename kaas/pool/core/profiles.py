@@ -106,6 +106,21 @@ class Profiles:
             for each in known
         ]  # fmt: skip
 
+    def points(self, functions: Iterable[str], label: str) -> tuple[Configuration, ...]:
+        """Return what is known of a function with shares of the pool's devices.
+
+        Args:
+            functions: keys of its kTasks, also with constants, as policies know them.
+            label: of the function.
+        """
+        kinds = {device.kind for device in self._devices}
+        found: dict[Configuration, None] = {}
+        for identity in (each.partition("@")[0] for each in functions):
+            known: Iterable[MeasuredTimes | FunctionProfile] = self._times.get(identity, {}).values()
+            for each in known or self._given_of(identity, label):
+                found |= dict.fromkeys(map(_configuration, each.points if each.kind in kinds else ()))
+        return tuple(found)
+
     def add(self, request: Request, done: RequestDone) -> None:
         """Take in a request that succeeded."""
         assert request.device is not None, "it has run"

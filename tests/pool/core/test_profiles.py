@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from kaas.config import Config, Device, FunctionProfile
+from kaas.errors import InvalidShare
 from kaas.executor.cache.tiers import TierUse
 from kaas.pool.core import profiles
 from kaas.pool.core.core import Pool
@@ -22,7 +23,7 @@ from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from kaas.scheduling.sharing.scaling import Configuration
 from kaas.share import ProfilePoint
 from kaas.store import PROFILES, SqliteStore, Store
-from kaas.wire.specs import RunRecord
+from kaas.wire.specs import RunRecord, ShareSpec
 from kaas.wire.status.stats import Stats
 from kaas.wire.status.status_codec import decode, encode
 from tests.pool.fake_workers import FakeWorkers, begin, settle
@@ -234,3 +235,24 @@ def test_a_store_from_before_points_is_still_read(store: SqliteStore) -> None:
     told = play(scenario, reopened(store))[0]
     assert isinstance(told, FunctionKnown)
     assert (told.run_s, told.observations, told.points) == (2.0, 3, ())
+
+
+def test_a_promise_that_no_measured_share_keeps_is_refused(store: SqliteStore) -> None:
+    points = (ProfilePoint(0.25, 0.5, 40.0, 0.1), ProfilePoint(1.0, 1.0, 100.0, 0.02))
+    given = [
+        FunctionProfile("the key of f", "software", 1.0, points=points),
+        FunctionProfile("g", "gpu", 1.0, points=points),
+    ]
+
+    def promise(pool: Pool, key: str, slo_s: float) -> None:
+        pool.shares.set(ShareSpec((f"{key}@1",), "", key[-1], None, slo_s), "")
+
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        with pytest.raises(InvalidShare, match=r"no share of function 'f' keeps 0.01 s: .* 0.02 s, with 1 of the SMs"):
+            promise(pool, "the key of f", 0.01)
+        promise(pool, "the key of f", 0.02)
+        promise(pool, "the key of g", 0.01)  # its profile is of another kind of device
+        await ran(pool, workers, call(), 1.0)
+
+    play(scenario, reopened(store), profiles=given)
+    play(scenario, reopened(store))  # the store has it
