@@ -51,6 +51,13 @@ class _FirstInLine(NamedTuple):
         return sms > self.spare and ends_s > self.ready_s
 
 
+class _HeldTokens(NamedTuple):
+    """The tokens of a running request, since when it has them."""
+
+    sms: int
+    since_s: float
+
+
 @dataclass(slots=True, eq=False)
 class _TokenAccount:
     """The part of a device that a share may have, and has had.
@@ -59,8 +66,9 @@ class _TokenAccount:
         sms: of the device. least, most: parts of the time of each window. used_s: what counts towards the least in this
             window: the time in it, and of the windows before what a run took too much, or others' runs kept from it.
             spent_s: likewise, towards the most.
-        running: the requests that run, with their SMs. since_s: the time up to which they are counted. ends_s: the time
-            at which the last of them is expected to end. owed: they began while the share missed a part of its least.
+        running: the requests that run. since_s: the time up to which they are counted. ends_s: the time at which the
+            last of them is expected to end. owed: they began while the share missed a part of its least. longest_s: the
+            longest time that a request has had tokens at the start of a window.
         wants_s: since when the share has always had a request; None if it has none.
     """
 
@@ -69,16 +77,17 @@ class _TokenAccount:
     most: float
     used_s: float = 0.0
     spent_s: float = 0.0
-    running: dict[int, int] = field(default_factory=dict)
+    running: dict[int, _HeldTokens] = field(default_factory=dict)
     since_s: float = 0.0
     ends_s: float = 0.0
     owed: bool = False
+    longest_s: float = 0.0
     wants_s: float | None = None
 
     @property
     def held_sms(self) -> int:
         """The SMs that its requests hold: they run on the same ones."""
-        return max(self.running.values(), default=0)
+        return max((held.sms for held in self.running.values()), default=0)
 
 
 class TokenScheduler:
@@ -159,7 +168,7 @@ class TokenScheduler:
         if not account.running:
             account.since_s = now_s
             account.owed = self._missing_s(account) > ROUNDING_S
-        account.running[request] = grant.sms
+        account.running[request] = _HeldTokens(grant.sms, now_s)
         account.ends_s = max(account.ends_s, now_s + expected_s)
 
     def end(self, request: int, now_s: float) -> None:
@@ -229,11 +238,15 @@ class TokenScheduler:
         for account in self._accounts.values():
             if account.running:
                 self._count(account, began_s)
+                first_s = min(held.since_s for held in account.running.values())
+                account.longest_s = max(account.longest_s, began_s - first_s)
+        taken_s = self._window_s + sum(account.longest_s for account in self._accounts.values())
+        for account in self._accounts.values():
             wanted_s = 0.0 if account.wants_s is None else min(passed_s, began_s - account.wants_s)
             kept_s = 0.0 if self._spent_up(account) else account.least * wanted_s - account.used_s  # by others' runs
             account.spent_s = max(0.0, account.spent_s - account.most * passed_s)
             if kept_s > 0.0:
-                account.used_s = -min(kept_s, account.least * self._window_s)
+                account.used_s = -min(kept_s, account.least * taken_s)  # the device may have been away
                 account.spent_s += account.used_s
             else:  # what a share had of the time that others left over takes nothing of its next least
                 account.used_s = max(0.0, account.used_s - account.least * passed_s) if account.owed else 0.0

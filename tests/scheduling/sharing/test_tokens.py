@@ -93,6 +93,22 @@ def test_time_that_is_left_over_goes_to_those_that_can_use_it() -> None:
     assert sum(ran.part(name, 100) for name in ("a", "b", OTHERS)) == pytest.approx(1.0, abs=0.01)
 
 
+@pytest.mark.parametrize("others_s", [0.3, 1.0, 5.0])
+def test_requests_that_are_longer_than_a_window_cost_a_share_nothing_in_the_long_run(others_s: float) -> None:
+    ran = run({"a": whole(0.5, run_s=0.01)}, 1000, others_s=others_s)
+    assert ran.part("a", 1000) > 0.47
+
+
+def test_a_share_is_given_back_no_more_than_a_request_of_each_share_can_take() -> None:
+    """While its device has no executor it gets nothing, and then no more than its least of a request and a window."""
+    tokens = TokenScheduler(DeviceExtent(1), WINDOW_S)
+    tokens.give("a", 1.0, 0.5, 1.0)
+    tokens.begin(1, Tokens(OTHERS, 1), 0.0)
+    tokens.end(1, 1.0)
+    assert tokens.next({"a": 0.0}, 1.0) == Tokens("a", 1)
+    assert tokens.used_s("a", 1000.0) == pytest.approx(-0.5 * (1.0 + WINDOW_S))
+
+
 def test_shares_whose_sms_fit_run_beside_each_other() -> None:
     ran = run({name: Flow(0.25, 0.5, 1.0, 0.004) for name in "abcd"}, 20)
     assert [ran.part(name, 20) for name in "abcd"] == pytest.approx([1.0] * 4, rel=0.01)
@@ -151,11 +167,13 @@ def test_the_requests_of_a_share_that_is_taken_away_go_on() -> None:
 
 
 flows_of_time = st.lists(
-    st.tuples(st.floats(0.02, 0.5), st.floats(0.0, 0.6), st.floats(0.0005, 0.05)), min_size=1, max_size=5
+    st.tuples(st.floats(0.02, 0.5), st.floats(0.0, 0.6), st.floats(0.0005, 0.05) | st.floats(0.05, 1.0)),
+    min_size=1,
+    max_size=5,
 )
 
 
-@given(flows_of_time, st.sampled_from([0.0, 0.004, 0.05]))
+@given(flows_of_time, st.sampled_from([0.0, 0.004, 0.05, 2.0]))
 @settings(max_examples=60, deadline=None)
 def test_each_windows_use_is_within_least_and_most_but_for_one_request_of_each_share(
     asked: Sequence[tuple[float, float, float]], others_s: float
@@ -166,7 +184,7 @@ def test_each_windows_use_is_within_least_and_most_but_for_one_request_of_each_s
         str(i): whole(least / total, min(1.0, least / total + more), run_s)
         for i, (least, more, run_s) in enumerate(asked)
     }
-    windows = 30
+    windows = 100
     ran = run(flows, windows, others_s=others_s)
     all_s = others_s + sum(flow.run_s for flow in flows.values())
     for name, flow in flows.items():
