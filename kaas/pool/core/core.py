@@ -127,7 +127,7 @@ class Pool:
         for client in dict.fromkeys((*self._config.clients, *charged_s)):
             self.handle(client_known(now_s, client, self._config.clients.get(client), charged_s.get(client, 0.0)))
         self.shares.regrant(self._config.clients)
-        self.handle(Tick(now_s))
+        self.handle(Tick(self._loop.time()))
 
     def _adopt(self, survivor: Survivor, now_s: float) -> None:
         device = self._devices[survivor.start.device]

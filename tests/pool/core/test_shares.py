@@ -9,11 +9,14 @@ import pytest
 
 from kaas.config import ClientSettings
 from kaas.errors import InvalidShare
+from kaas.pool.core.core import Pool
 from kaas.pool.core.shares import PoolShares
 from kaas.pool.executors.transport import WorkerCall
 from kaas.scheduling.events import Event, ShareGone, ShareKnown
 from kaas.share import Share
 from kaas.wire.specs import ShareSpec
+from tests.pool.fake_workers import FakeWorkers, begin, play
+from tests.pool.fake_workers import call as request
 
 
 def played(scenario: Callable[[PoolShares, list[Event]], None]) -> None:
@@ -103,3 +106,13 @@ def test_a_share_that_is_taken_away_twice() -> None:
         assert shares.of(call()) == ""
 
     played(scenario)
+
+
+def test_a_pool_whose_configuration_has_shares_answers() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        asked = await begin(pool.submit(request()))
+        workers.reply()
+        await asked
+        assert [each.of for each in pool.status().shares] == ["client 'alice'"]
+
+    play(scenario, clients=granted(alice=Share(0.5, (0.5, 1.0))))
