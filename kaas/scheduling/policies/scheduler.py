@@ -71,10 +71,8 @@ class Scheduler(Rules, Explained):
         """Take an event into the state, and return the decisions that follow."""
         self.now_s = self._placement.now_s = event.time_s
         self._fair_share.wake_s = None
-        woken = type(event) is events.Tick
-        if woken or (self._wake_s is not None and event.time_s >= self._wake_s - SHORTEST_WAIT_S):
+        if self._wake_s is not None and event.time_s >= self._wake_s - SHORTEST_WAIT_S:
             self._wake_s = None
-            self._open = self._open or woken
             self._device_shares.decide()
             self._mark_dirty_all()
         if self._holdings.leaving and not isinstance(event, events.RequestDone | events.Ordered):
@@ -107,6 +105,9 @@ class Scheduler(Rules, Explained):
                 self._mark_dirty_all()
             case events.ClientGone():
                 self._client_gone(event.client)
+            case events.Tick():
+                self._open = True  # one that comes after other events of its time does not ask for another Tick
+                self._mark_dirty_all()
             case events.FunctionKnown():
                 self._estimates.known(event)
                 for estimated in self._estimated:

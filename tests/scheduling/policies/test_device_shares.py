@@ -29,6 +29,7 @@ from kaas.scheduling.events import (
 from kaas.scheduling.policies import POLICIES, factory
 
 SMS, STEP = 128, 8
+WINDOW_S = 0.1
 SHARING = sorted(POLICIES.keys() - {"static", "exclusive"})
 """Under the others a device belongs to one client or function at a time."""
 
@@ -65,7 +66,7 @@ class Devices:
         self._functions: dict[int, str] = {}
         self._devices: dict[int, int] = {}
         self.running: dict[int, tuple[Dispatch, float]] = {}
-        self._order = 0
+        self._order = self.ticks = 0
         self.feed(Tick(0.0))
         self.run(0.0)
         for share in shares:
@@ -102,6 +103,7 @@ class Devices:
     def run(self, until_s: float) -> Devices:
         while self._coming and self._coming[0][0] <= until_s:
             self.now_s, _, event = heapq.heappop(self._coming)
+            self.ticks += isinstance(event, Tick)
             if isinstance(event, RequestDone):
                 dispatch, began_s = self.running.pop(event.request)
                 device, sms = self._devices[event.worker], dispatch.sms or SMS
@@ -181,6 +183,14 @@ def test_requests_without_a_share_have_the_whole_device_while_no_share_waits(pol
 def test_a_share_has_no_more_than_its_most_on_each_device(policy: str) -> None:
     ran = Devices(policy, {"f": Load(share="a", depth=8)}, share("a", 0.5, 0.1, 0.25), devices=2).run(10.0)
     assert ran.part("a") == pytest.approx(0.5, rel=0.05)
+
+
+@pytest.mark.parametrize("policy", SHARING)
+def test_a_share_that_has_had_its_most_wakes_the_policy_once_a_window(policy: str) -> None:
+    """Other requests end when windows do. So an event may come before the Tick of its time, and after it."""
+    loads = {"f": Load(share="a", depth=2), "g": Load(share="b", run_s=0.05, depth=2)}
+    ran = Devices(policy, loads, share("a", 0.5), share("b", 0.5, 0.0, 0.001)).run(20.0)
+    assert ran.ticks <= 2 * 20.0 / WINDOW_S
 
 
 @pytest.mark.parametrize("policy", SHARING)
