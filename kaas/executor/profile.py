@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kaas.executor.device.graphs import ParameterBlock
+    from kaas.executor.device.graphs import GraphInstance, ParameterBlock
     from kaas.executor.device.streams import EventPair, Stream
 
 
@@ -28,19 +28,19 @@ class KernelTime:
 
 
 def launch_timed(
-    blocks: Sequence[ParameterBlock], iterations: int, stream: Stream, pairs: Sequence[EventPair]
+    kernels: Sequence[ParameterBlock | GraphInstance], iterations: int, stream: Stream, pairs: Sequence[EventPair]
 ) -> list[float]:
     """Launch the kernels in their order, which satisfies the edges of every kTask. Return the seconds of each.
 
     Up to `len(pairs)` launches are under way at once.
     """
-    seconds = [0.0] * len(blocks)
-    launches = iterations * len(blocks)
+    seconds = [0.0] * len(kernels)
+    launches = iterations * len(kernels)
     for first in range(0, launches, len(pairs)):
-        timed = [(launch % len(blocks), pair) for launch, pair in zip(range(first, launches), pairs, strict=False)]
+        timed = [(launch % len(kernels), pair) for launch, pair in zip(range(first, launches), pairs, strict=False)]
         for index, pair in timed:
             pair.start(stream)
-            blocks[index].launch(stream)
+            kernels[index].launch(stream)
             pair.stop(stream)
         stream.synchronize()
         for index, pair in timed:

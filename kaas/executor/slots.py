@@ -20,6 +20,7 @@ from kaas.executor.cache.tiers import TierUse, granules
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.device_to_host import Bytes, DeviceToHost
 from kaas.executor.device.monitor import DeviceMonitor
+from kaas.executor.device.partitions import SmPartition
 from kaas.executor.device.windows.window import ClientWindow
 from kaas.executor.inputs import Inputs, check_scalars
 from kaas.executor.objects import CachedObject
@@ -109,10 +110,12 @@ class Slot:
             instance.launch(stream, times)
         stream.kernels.stop(stream)
 
-    def profile(self, graphs: GraphCache, values: LaunchValues, iterations: int) -> tuple[KernelTime, ...]:
+    def profile(
+        self, graphs: GraphCache, values: LaunchValues, iterations: int, partition: SmPartition | None
+    ) -> tuple[KernelTime, ...]:
         """Run the kernels one by one: all between two events, and each between two more. Return the times."""
         self.stream.kernels.start(self.stream)
-        times = graphs.profile(values, self.stream, iterations)
+        times = graphs.profile(values, self.stream, iterations, partition)
         self.stream.kernels.stop(self.stream)
         return times
 
@@ -335,7 +338,7 @@ def run_in_slot(
         launches = None if request.profile else graphs.bind(values, given.iterations, partition)
         copied = perf_counter()
         if launches is None:
-            kernels = slot.profile(graphs, values, given.iterations)
+            kernels = slot.profile(graphs, values, given.iterations, partition)
         else:
             slot.launch(launches)
         slot.launches += 1

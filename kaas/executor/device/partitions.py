@@ -18,6 +18,8 @@ from cuda.bindings import driver
 
 from kaas.executor.device.driver_errors import call
 
+MOST_PARTITIONS = 256
+"""Then requests get partitions that are made, since each takes memory of the device for as long as it is open."""
 MOST_SHARES = 256
 """Shares whose last SMs are remembered."""
 
@@ -80,13 +82,13 @@ class Partitions:
         """Let a request of a share have so many SMs; None: all of them.
 
         Requests of one share at a time have the same SMs, as far as these are enough; those of others have none of
-        them, as long as all are given so many that each has SMs of its own.
+        them, as long as all are given so many that each has SMs of its own, and not too many partitions are made.
         """
         if not 0 < sms < self.sizes[0]:
             yield None
             return
         with self._lock:
-            groups = self._choose(share, -(-sms // self._division.step))
+            groups = self._known(share, self._choose(share, -(-sms // self._division.step)))
             partition = self._made.get(groups) or self._make(groups)
             held = self._held.setdefault(share, Counter())
             held.update(groups)
@@ -116,6 +118,14 @@ class Partitions:
         if not own and row is not None:
             return frozenset(range(row, row + count))
         return frozenset([*sorted(own), *free, *sorted(others, key=others.__getitem__)][:count])
+
+    def _known(self, share: str, wanted: frozenset[int]) -> frozenset[int]:
+        """Return the groups wanted, or as many of a partition that is made if too many are: few of other shares."""
+        same = [made for made in self._made if len(made) == len(wanted)] if len(self._made) >= MOST_PARTITIONS else []
+        if not same or wanted in self._made:
+            return wanted
+        others = Counter(group for other, held in self._held.items() if other != share for group in held.elements())
+        return min(same, key=lambda made: sum(others[group] for group in made))
 
     def _make(self, groups: frozenset[int]) -> SmPartition:
         resources = [self._division.groups[group] for group in sorted(groups)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from threading import Lock
 from typing import TypeVar
@@ -17,7 +18,7 @@ import msgspec
 
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.device_memory import HOST_ROOM
-from kaas.executor.device.graphs import Graph, GraphInstance
+from kaas.executor.device.graphs import Graph, GraphInstance, ParameterBlock
 from kaas.executor.device.partitions import SmPartition
 from kaas.executor.device.streams import EventPair, Stream
 from kaas.executor.device.windows.window import ClientWindow
@@ -40,7 +41,7 @@ CHAIN_GROWTH = 4
 many times: for fewer launches, changing its many parameters takes longer than the launches that it saves."""
 
 MAX_CHAINS = 32
-"""Beyond them, the graphs that were made first for a part of the device are closed."""
+"""Beyond them, the graphs of a part of the device are closed that were used longest ago. One request needs few."""
 
 MAX_CHAIN_KERNELS = 128
 """The most kernels of a chain: its launch then costs little compared with even the smallest kernels."""
@@ -130,14 +131,24 @@ class GraphCache:
         parts = split(iterations, len(self.plan.launches))
         return [(self._chain(length, partition).bind(values).graph, times) for length, times in parts]
 
-    def profile(self, values: LaunchValues, stream: Stream, iterations: int = 1) -> tuple[KernelTime, ...]:
-        """Run the kernels so many times with these values, without the graph, and return their times."""
+    def profile(
+        self, values: LaunchValues, stream: Stream, iterations: int = 1, partition: SmPartition | None = None
+    ) -> tuple[KernelTime, ...]:
+        """Run the kernels so many times with these values, one by one, and return their times.
+
+        partition: of the device, as of `bind`.
+        """
         self._check_room()
         if not self._event_pairs:
             self._event_pairs = [EventPair() for _ in range(_EVENT_PAIRS)]
-        blocks = self._chain(1, None).bind(values).blocks
+        blocks = self._chain(1, partition).bind(values).blocks
         kernels = self.plan.task.kernels
-        times = launch_timed(blocks, iterations, stream, self._event_pairs)
+        if partition is None:
+            times = launch_timed(blocks, iterations, stream, self._event_pairs)
+        else:  # only the node of a graph has a partition in a stream of the whole device
+            with ExitStack() as graphs:
+                alone = [graphs.enter_context(closing(self._alone(block))) for block in blocks]
+                times = launch_timed(alone, iterations, stream, self._event_pairs)
         return tuple(
             KernelTime(kernel.symbol, index, seconds, iterations)
             for index, (kernel, seconds) in enumerate(zip(kernels, times, strict=True))
@@ -154,12 +165,19 @@ class GraphCache:
         if self.plan.local_bytes:
             HOST_ROOM.check(self.plan.local_bytes, self._device.info().name)
 
+    def _alone(self, block: ParameterBlock) -> GraphInstance:
+        """Return a graph of one launch."""
+        with closing(self._device.graph()) as graph:
+            graph.add(block, ())
+            return graph.instantiate(1)
+
     def _chain(self, length: int, partition: SmPartition | None) -> _Chain:
-        chain = self._chains.get((length, partition))
+        chain = self._chains.pop((length, partition), None)
         if chain is None:
             if len(self._chains) >= MAX_CHAINS:
                 self._chains.pop(next(key for key in self._chains if key[1] is not None)).close()
-            chain = self._chains[length, partition] = _Chain(self.plan, self._device.graph(), length, partition)
+            chain = _Chain(self.plan, self._device.graph(), length, partition)
+        self._chains[length, partition] = chain  # the last one is the most recently used
         return chain
 
 

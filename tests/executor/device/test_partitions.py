@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from random import Random
 
 import pytest
 
@@ -11,8 +12,10 @@ import kaas
 import softgpu as software
 from kaas.executor.client_slots import Isolation
 from kaas.executor.device.device import open_device
-from kaas.executor.device.partitions import Partitions, SmPartition
+from kaas.executor.device.partitions import MOST_PARTITIONS, Partitions, SmPartition
 from kaas.executor.executor import Executor, RunRequest
+from kaas.executor.plan.graph_cache import MAX_CHAINS
+from kaas.ktask.request import encode_scalars
 from softgpu import Model, Takes
 
 SMS, STEP, TAKES_S = 128, 4, 0.002
@@ -98,19 +101,53 @@ def test_all_sms_are_the_whole_device(partitions: Partitions) -> None:
     assert not partitions._made
 
 
+def test_no_more_partitions_are_made_than_a_device_has_memory_for(partitions: Partitions) -> None:
+    """Shares of many sizes that come and go leave free SMs in ever other pieces."""
+    random, held, sizes = Random(1), list[ExitStack](), range(STEP, SMS // 2, STEP)
+    with ExitStack() as end:
+        for number in range(3000):
+            if len(held) > 3:
+                held.pop(random.randrange(len(held))).close()
+            held.append(end.enter_context(ExitStack()))
+            sms = random.choice(sizes)
+            partition = held[-1].enter_context(partitions.taken(f"{number}", sms))
+            assert partition is not None
+            assert partition.sms == sms == len(groups(partitions, partition)) * STEP
+    assert len(partitions._made) <= MOST_PARTITIONS + len(sizes)
+
+
 @pytest.mark.usefixtures("with_sms")
 @pytest.mark.parametrize("isolation", ["none", "fence"])
-def test_kernels_run_on_the_sms_of_their_request(isolation: Isolation) -> None:
+@pytest.mark.parametrize("profile", [False, True])
+def test_kernels_run_on_the_sms_of_their_request(isolation: Isolation, *, profile: bool) -> None:
     """A quarter of the SMs takes four times as long, by the device's model."""
     y = kaas.Buffer("y", 1, "uint32")
     task = kaas.KTask([kaas.Kernel(kaas.Library.from_ptx(CODE), "full", SMS, 1, [kaas.Out(y)])], [y])
 
     def seconds(sms: int) -> float:
         """Return the modelled time of the kernel; a thread that the machine stops between two calls adds to it."""
-        runs = [executor.run(RunRequest(task, {}, {}, "alice", share="a", sms=sms)) for _ in range(5)]
+        runs = [executor.run(RunRequest(task, {}, {}, "alice", profile, share="a", sms=sms)) for _ in range(5)]
         assert {int(run.outputs["y"][0]) for run in runs} == {7}
-        return min(run.stats.stages["kernels"] for run in runs)
+        return min(run.stats.kernels[0].seconds if profile else run.stats.stages["kernels"] for run in runs)
 
     with closing(Executor(open_device("software", 1), slots=2, isolation=isolation)) as executor:
         taken = [seconds(sms) / TAKES_S for sms in (0, 64, 32, 0, 32)]
     assert taken == pytest.approx([1, 2, 4, 1, 4], rel=0.1)
+
+
+@pytest.mark.usefixtures("with_sms")
+def test_requests_on_ever_other_sms_have_the_graphs_that_they_launch() -> None:
+    """A request of a long and a shorter chain finds the long one, the oldest of as many as a slot keeps."""
+    y = kaas.Buffer("y", 1, "uint32")
+    kernel = kaas.Kernel(kaas.Library.from_ptx(CODE), "full", 1, 1, [kaas.Out(y)])
+    task = kaas.KTask([kernel], [y], iterations=kaas.Scalar("times", "u32"))
+
+    def run(sms: int, times: int) -> int:
+        scalars = encode_scalars(task, {"times": times})
+        return int(executor.run(RunRequest(task, {}, scalars, share="a", sms=sms)).outputs["y"][0])
+
+    with closing(Executor(open_device("software", 1))) as executor:
+        assert run(STEP, 256) == 7
+        for number in range(MAX_CHAINS - 2):
+            assert run((number + 2) * STEP, 1) == 7
+        assert run(STEP, 272) == 7
