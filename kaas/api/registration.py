@@ -63,7 +63,8 @@ def set_share(
 ) -> None:
     """Give a function or a client a part of each device, from its next request on. No process starts, no code reloads.
 
-    A function's share comes before its client's. Shares that a program gives end with the program.
+    A function's share comes before its client's. A share ends with the last program that gave it. Each program of a
+    pool may change those of the others, and none changes a share of the pool's configuration.
 
     Args:
         function_or_client: a registered function, or the name of a client.
@@ -73,8 +74,9 @@ def set_share(
 
     Raises:
         NotInitialized, PoolStopped, InvalidRequest
-        InvalidShare: the leasts of all shares do not fit a device together; the error says whose they are. Or no share
-            keeps slo_s by the function's profile; the error says what its best is.
+        InvalidShare: the leasts of all shares do not fit a device together; the error says whose they are. Or the
+            pool's configuration has the client's share. Or no share keeps slo_s by the function's profile; the error
+            says what its best is.
     """
     session = current_session()
     _check_share(share, slo_s)

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kaas.config import ClientSettings
 from kaas.errors import AdmissionRefused, DeviceUnavailable, InvalidShare, KaasError
@@ -43,13 +43,13 @@ class _Promise:
 class _GivenShare:
     """A share, or a promise, and what it is of.
 
-    session: the program that gave it, whose end takes it away; "" for the pool's own.
+    sessions: of the programs that gave it; none: the configuration has it.
     """
 
     share: Share | _Promise
     label: str
     functions: tuple[str, ...] = ()
-    session: str = ""
+    sessions: frozenset[str] = frozenset()
 
 
 class PoolShares:
@@ -82,39 +82,48 @@ class PoolShares:
         """Give a function or a client a share, change it, or take it away, from the next dispatch on.
 
         Raises:
-            InvalidShare: it is none, or the leasts of all shares do not fit a device together.
+            InvalidShare: it is none, the leasts of all shares do not fit a device together, or the configuration has
+                the client's share.
         """
         name = f"function {spec.functions[0]}" if spec.functions else _of_client(spec.client)
         label = f"function {spec.label!r}" if spec.functions else f"client {spec.client!r}"
-        if spec.slo_s is not None:
-            self._check_promise(spec, label)
-            promise = _Promise(spec.slo_s, spec.best_effort, Granted(name))
-            self._give(name, _GivenShare(promise, label, spec.functions, session))
-        elif spec.share is not None:
-            sms, least, most = spec.share
-            given = _GivenShare(Share(sms, (least, most)), label, spec.functions, session)
-            _check({**self.given, name: given}, name, label)
-            self._give(name, given)
-        else:
+        before = self.given.get(name)
+        if before is not None and not before.sessions:
+            raise InvalidShare(
+                f"{label} has the share of the pool's configuration, which programs do not change", others=()
+            )
+        if spec.slo_s is None and spec.share is None:
             self._remove(name)
+            return
+        sessions = frozenset({session} if before is None else before.sessions | {session})
+        share: Share | _Promise
+        if spec.slo_s is not None:
+            self._check_promise(spec, spec.slo_s, label)
+            share = _Promise(spec.slo_s, spec.best_effort, Granted(name))
+        else:
+            assert spec.share is not None, "as above"
+            sms, least, most = spec.share
+            share = Share(sms, (least, most))
+        given = _GivenShare(share, label, spec.functions, sessions)
+        _check({**self.given, name: given}, name, label)
+        self._give(name, given)
 
-    def _check_promise(self, spec: ShareSpec, label: str) -> None:
+    def _check_promise(self, spec: ShareSpec, slo_s: float, label: str) -> None:
         """Check a promise against the function's profile, if it has one.
 
         Raises:
             InvalidShare: no share keeps the promise.
         """
-        assert spec.slo_s is not None, "the caller has looked"
         if not spec.functions:
             raise InvalidShare(f"a promise is made for a function, not for {label}")
-        if not 0 < spec.slo_s < math.inf:
-            raise InvalidShare(f"slo_s is a number of seconds above 0, not {spec.slo_s!r}")
+        if not 0 < slo_s < math.inf:
+            raise InvalidShare(f"slo_s is a number of seconds above 0, not {slo_s!r}")
         points = self._profile(spec.functions, spec.label)
-        unmet = choices_of(points, spec.slo_s) if points else None
+        unmet = choices_of(points, slo_s) if points else None
         if isinstance(unmet, SloUnmet) and unmet.best is not None:
             best = unmet.best
             raise InvalidShare(
-                f"no share of {label} keeps {spec.slo_s:g} s: its profile's least p99 is {best.p99_s:.3g} s, with "
+                f"no share of {label} keeps {slo_s:g} s: its profile's least p99 is {best.p99_s:.3g} s, with "
                 f"{best.sms:g} of the SMs and {best.quota:g} of the time",
                 best_s=best.p99_s,
             )
@@ -130,10 +139,10 @@ class PoolShares:
             for client, settings in clients.items()
             if settings.share is not None
         }
-        by_programs = {name: given for name, given in self.given.items() if given.session and name not in wanted}
+        by_programs = {name: given for name, given in self.given.items() if given.sessions and name not in wanted}
         for name, given in wanted.items():
             _check({**by_programs, **wanted}, name, given.label)
-        for name in [name for name, given in self.given.items() if not given.session and name not in wanted]:
+        for name in [name for name, given in self.given.items() if not given.sessions and name not in wanted]:
             self._remove(name)
         for name, given in wanted.items():
             self._give(name, given)
@@ -178,9 +187,12 @@ class PoolShares:
         return tuple(_status(given, up) for given in self.given.values())
 
     def session_ended(self, session: str) -> None:
-        """Take away the shares that a program has given."""
-        for name in [name for name, given in self.given.items() if given.session == session]:
-            self._remove(name)
+        """Take away the shares that a program has given, and no other one that is there."""
+        for name, given in list(self.given.items()):
+            if given.sessions == {session}:
+                self._remove(name)
+            else:
+                self.given[name] = replace(given, sessions=given.sessions - {session})
 
     def _give(self, name: str, given: _GivenShare) -> None:
         for function in given.functions:

@@ -71,6 +71,30 @@ def test_a_program_takes_its_shares_along_and_no_others() -> None:
     played(scenario)
 
 
+def test_a_share_that_several_programs_give_stays_until_the_last_of_them_ends() -> None:
+    def scenario(shares: PoolShares, told: list[Event]) -> None:
+        for program, least in (("one", 0.5), ("two", 0.25)):
+            shares.set(spec("f", 0.5, least), program)
+        shares.session_ended("two")
+        assert [each.quota for each in shares.status(())] == [(0.25, 1.0)]
+        shares.session_ended("one")
+        assert (names(told)[-1], shares.status(())) == (("ShareGone", "function key of f"), ())
+
+    played(scenario)
+
+
+@pytest.mark.parametrize("share", [(1.0, 0.0, 1.0), None])
+def test_no_program_changes_a_share_of_the_configuration(share: tuple[float, float, float] | None) -> None:
+    def scenario(shares: PoolShares, _: list[Event]) -> None:
+        shares.regrant(granted(alice=Share(0.5, (0.5, 1.0))))
+        with pytest.raises(InvalidShare, match="client 'alice' has the share of the pool's configuration"):
+            shares.set(ShareSpec((), "alice", "", share), "program")
+        shares.session_ended("program")
+        assert [(each.of, each.sms) for each in shares.status(())] == [("client 'alice'", 0.5)]
+
+    played(scenario)
+
+
 def test_what_does_not_fit_changes_nothing() -> None:
     def scenario(shares: PoolShares, told: list[Event]) -> None:
         shares.set(spec("f", 0.6, 0.6), "program")
