@@ -32,7 +32,7 @@ from kaas.scheduling.simulation import start
 from kaas.scheduling.simulation.clock import seconds
 from kaas.scheduling.simulation.simulated import jain
 from kaas.scheduling.simulation.simulator import simulate
-from kaas.server.config.serve_config import LEAD_S
+from kaas.server.config.pool_settings import LEAD_S
 
 LOADS = (0.4, 0.6, 0.8)
 SEEDS = 5

@@ -35,7 +35,7 @@ from kaas.scheduling.events import (
     WorkerReady,
 )
 from kaas.scheduling.policies import POLICIES
-from kaas.server.config.serve_config import LEAD_S
+from kaas.server.config.pool_settings import LEAD_S
 from kaas.worker.huge_pages import use_huge_pages
 
 SHARING = tuple(name for name in POLICIES if name not in ("exclusive", "static"))

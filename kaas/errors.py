@@ -441,10 +441,11 @@ class InvalidShare(KaasError, ValueError):
     """A share with parts that no device has, leasts that exceed a device together, or a promise that no share keeps.
 
     Fields:
-        others: the names of the shares that have been promised what this one needs. best_s: the least latency that the
-            function's profile has.
+        of: the name of the function or client whose share it is. others: the names of the shares that have been
+            promised what this one needs. best_s: the least latency that the function's profile has.
     """
 
+    of: str
     others: tuple[str, ...]
     best_s: float
 

@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 
 import kaas
+from kaas.server.config.pool_settings import PoolSettings
 from kaas.server.config.serve_config import (
     CodeSettings,
     ETaskSettings,
     LimitSettings,
     ListenSettings,
-    PoolSettings,
     Settings,
 )
 from kaas.server.server_log import LogSettings

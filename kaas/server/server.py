@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kaas.errors import InvalidShare
 from kaas.pool.observing.metrics import Measured
 from kaas.pool.on_processes.objects import HeldObjects
 from kaas.pool.service import Service
@@ -195,14 +196,21 @@ class Server:
         """Apply the settings that can change while a server runs, and read the keys again."""
         before = self._settings
         after = before.reloaded(settings)
+        if after.pool.clients != before.pool.clients:
+            try:
+                self._service.pool.regrant(after.pool.granted())
+            except InvalidShare as error:  # programs of this machine have been promised the same time meanwhile
+                _log.error("the configuration is not read again: %s", error.message)
+                return
         if self._keys is not None and self._keys.refresh():
             self._keys_changed()
         self._settings = after
         self._manager.limits_changed()
-        if after.pool.clients != before.pool.clients:
-            self._service.pool.regrant(after.pool.granted())
         restart = after.differences(settings)
-        _log.info("keys, quotas and weights were read again", extra={"need_a_restart": ", ".join(restart) or "nothing"})
+        _log.info(
+            "keys, quotas, weights and shares were read again",
+            extra={"need_a_restart": ", ".join(restart) or "nothing"},
+        )
 
     def drain(self, reason: str) -> None:
         """Refuse new requests. The server ends once the replies to open requests have been received."""

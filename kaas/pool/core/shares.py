@@ -51,6 +51,12 @@ class _GivenShare:
     functions: tuple[str, ...] = ()
     sessions: frozenset[str] = frozenset()
 
+    @property
+    def least(self) -> tuple[float, float] | None:
+        """The part of the SMs and of the time that is promised; None if none is, or the pool chooses it."""
+        share = self.share
+        return (share.sms, share.quota[0]) if isinstance(share, Share) and share.quota[0] > 0 else None
+
 
 class PoolShares:
     """The shares of a pool. Use an object of this class from one event loop only.
@@ -105,7 +111,7 @@ class PoolShares:
             sms, least, most = spec.share
             share = Share(sms, (least, most))
         given = _GivenShare(share, label, spec.functions, sessions)
-        _check({**self.given, name: given}, name, label)
+        _check({**self.given, name: given}, [name])
         self._give(name, given)
 
     def _check_promise(self, spec: ShareSpec, slo_s: float, label: str) -> None:
@@ -134,14 +140,9 @@ class PoolShares:
         Raises:
             InvalidShare: as of `set`.
         """
-        wanted = {
-            _of_client(client): _GivenShare(settings.share, f"client {client!r}")
-            for client, settings in clients.items()
-            if settings.share is not None
-        }
+        wanted = _of_settings(clients)
         by_programs = {name: given for name, given in self.given.items() if given.sessions and name not in wanted}
-        for name, given in wanted.items():
-            _check({**by_programs, **wanted}, name, given.label)
+        _check({**by_programs, **wanted}, list(wanted))
         for name in [name for name, given in self.given.items() if not given.sessions and name not in wanted]:
             self._remove(name)
         for name, given in wanted.items():
@@ -213,25 +214,53 @@ class PoolShares:
         self._tell(ShareGone(self._loop.time(), name))
 
 
-def _check(shares: Mapping[str, _GivenShare], name: str, label: str) -> None:
-    """Check that the leasts of all shares fit a device together: as rectangles of SMs and time.
-
-    Args:
-        shares: by their names.
-        name: of the new one. label: for people.
+def check_clients(clients: Mapping[str, ClientSettings]) -> None:
+    """Check that the shares of clients fit a device together.
 
     Raises:
         InvalidShare: they do not.
     """
-    fixed = {each: given.share for each, given in shares.items() if isinstance(given.share, Share)}
-    promised: dict[Hashable, tuple[float, float]] = {
-        each: (share.sms, share.quota[0]) for each, share in fixed.items() if share.quota[0] > 0
+    wanted = _of_settings(clients)
+    _check(wanted, list(wanted))
+
+
+def _of_settings(clients: Mapping[str, ClientSettings]) -> dict[str, _GivenShare]:
+    return {
+        _of_client(client): _GivenShare(settings.share, f"client {client!r}")
+        for client, settings in clients.items()
+        if settings.share is not None
     }
-    if None not in DevicePacking({0: SPACE}).place_all(promised).values():
+
+
+def _check(shares: Mapping[str, _GivenShare], newest: Sequence[str]) -> None:
+    """Check that the leasts of all shares fit a device together: as rectangles of SMs and time.
+
+    Args:
+        shares: by their names.
+        newest: names of new ones. The error is about the first of them that does not fit with those before it.
+
+    Raises:
+        InvalidShare: they do not.
+    """
+    if not newest or _fit(shares):
         return
-    others = tuple(given.label for each, given in shares.items() if each in promised and each != name)
-    listed = "; ".join(f"{given.label} has {given.share}" for each, given in shares.items() if each in promised)
-    raise InvalidShare(f"the leasts of all shares do not fit a device together with {label}: {listed}", others=others)
+    kept = {name: given for name, given in shares.items() if name not in newest}
+    for name in newest:
+        kept[name] = shares[name]
+        if not _fit(kept):
+            break
+    label, promised = shares[name].label, [(each, given) for each, given in kept.items() if given.least]
+    others = tuple(given.label for each, given in promised if each != name)
+    listed = "; ".join(f"{given.label} has {given.share}" for _, given in promised)
+    message = f"the leasts of all shares do not fit a device together with {label}: {listed}"
+    raise InvalidShare(message, of=label, others=others)
+
+
+def _fit(shares: Mapping[str, _GivenShare]) -> bool:
+    promised: dict[Hashable, tuple[float, float]] = {
+        name: given.least for name, given in shares.items() if given.least is not None
+    }
+    return None not in DevicePacking({0: SPACE}).place_all(promised).values()
 
 
 def _status(given: _GivenShare, devices: Sequence[tuple[int, DeviceExtent]]) -> ShareStatus:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -10,25 +11,19 @@ from typing import Any
 import msgspec
 
 from kaas.code.providers import folders
-from kaas.config import QUEUE_LIMIT, ClientSettings, Config, Device
 from kaas.errors import InvalidConfig, KaasError
 from kaas.import_target import check_target
 from kaas.ktask.arguments import Buffer
 from kaas.near_field import PLACE, UNKNOWN, near_field
-from kaas.profiles import with_profiles
-from kaas.scheduling.policy_choice import choose_policy
 from kaas.server.clients.allow import Allowed
 from kaas.server.config import settings_file
+from kaas.server.config.pool_settings import PoolSettings, StrictSettings
 from kaas.server.server_log import LogSettings
 from kaas.server.usage.quotas import Quotas
 from kaas.wire import protocol
 from kaas.worker.sandbox import Sandbox, available
 
 PORT = 7600
-CLIENT_FAULTS = 8
-"""Default of the devices that requests of one client may end within an hour."""
-LEAD_S = 0.005
-"""Default of the seconds by which a client may be ahead of others: the time for which these wait beside its flood."""
 REPORTED = (
     "requests_per_s",
     "stored_bytes",
@@ -48,75 +43,7 @@ HINTS = {
 """Advice for common mistakes, by msgspec's error text."""
 
 
-class _StrictSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    pass
-
-
-class DeviceSettings(_StrictSettings, frozen=True):
-    """As `kaas.Device`."""
-
-    kind: str = "software"
-    memory_bytes: int | None = None
-    memcheck: bool | None = None
-    speed: float = 1.0
-
-
-class ShareSettings(_StrictSettings, frozen=True):
-    """As `kaas.ClientSettings`."""
-
-    weight: float = 1.0
-    priority: int = 0
-    max_running: int | None = None
-    max_share: float | None = None
-    max_queued: int | None = None
-
-
-class PoolSettings(_StrictSettings, frozen=True):
-    """As `kaas.Config`. policy: a name, "module:Class" of the operator's own, or an object with that as `name` and the
-    policy's options. The default keeps clients, which do not know each other, within `LEAD_S` of each other."""
-
-    devices: tuple[DeviceSettings, ...] | None = None
-    policy: str | dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "adaptive", "T": LEAD_S})
-    run_limit_s: float = 60.0
-    start_limit_s: float = 120.0
-    compile_limit_s: float = 120.0
-    slots: int = 1
-    cache_bytes: int | None = None
-    host_cache_bytes: int | None = None
-    whole_object_bytes: int = 64 << 20
-    isolation: str = "auto"
-    client_executors: int | None = None
-    clients: dict[str, ShareSettings] = {}
-    queue_limit: int = QUEUE_LIMIT
-    etask_workers: int = 1
-    faults_allowed: int = 1
-    client_faults_allowed: int | None = CLIENT_FAULTS
-    record: str | None = None
-    profiles: str | None = None
-
-    def config(self, store: str | None) -> Config:
-        """Return the pool's configuration.
-
-        Raises:
-            InvalidConfig
-        """
-        options = msgspec.structs.asdict(self)
-        options["policy"] = choose_policy("pool.policy", self.policy)
-        if self.devices is not None:
-            options["devices"] = tuple(Device(**msgspec.structs.asdict(device)) for device in self.devices)
-        options["clients"] = self.granted()
-        return with_profiles(Config(store=store, **options))
-
-    def granted(self) -> dict[str, ClientSettings]:
-        """Return the settings of each client.
-
-        Raises:
-            InvalidConfig
-        """
-        return {name: ClientSettings(**msgspec.structs.asdict(share)) for name, share in self.clients.items()}
-
-
-class ETaskSettings(_StrictSettings, frozen=True):
+class ETaskSettings(StrictSettings, frozen=True):
     """A Python function or class of the operator's that has a device to itself (`kaas.server.building.served`).
 
     Fields:
@@ -133,14 +60,14 @@ class ETaskSettings(_StrictSettings, frozen=True):
     clients: tuple[str, ...] | None = None
 
 
-class ListenSettings(_StrictSettings, frozen=True):
+class ListenSettings(StrictSettings, frozen=True):
     """The listener. host: an IP address of this machine; others than loopback need keys. port: 0 for any free port."""
 
     host: str = "127.0.0.1"
     port: int = PORT
 
 
-class LimitSettings(_StrictSettings, frozen=True):
+class LimitSettings(StrictSettings, frozen=True):
     """Limits of each client.
 
     Fields:
@@ -178,7 +105,7 @@ def _set_fields(quotas: Quotas) -> dict[str, Any]:
     return {name: value for name, value in msgspec.structs.asdict(quotas).items() if value is not None}
 
 
-class CodeSettings(_StrictSettings, frozen=True):
+class CodeSettings(StrictSettings, frozen=True):
     """The code that clients may send, as `kaas.server.clients.allow.Allowed`.
 
     Fields:
@@ -208,7 +135,7 @@ class CodeSettings(_StrictSettings, frozen=True):
         return Allowed(self.any, frozenset(self.hashes), signers, frozenset(self.providers), frozenset(self.libraries))
 
 
-class Settings(_StrictSettings, frozen=True):
+class Settings(StrictSettings, frozen=True):
     """The settings of one server.
 
     Fields:
@@ -235,9 +162,9 @@ class Settings(_StrictSettings, frozen=True):
     limits: LimitSettings = LimitSettings()
     code: CodeSettings = CodeSettings()
     administrators: tuple[str, ...] = ()
-    steps: dict[str, str] = {}
+    steps: dict[str, str] = msgspec.field(default_factory=dict)
     step_processes: int = 2
-    etasks: dict[str, ETaskSettings] = {}
+    etasks: dict[str, ETaskSettings] = msgspec.field(default_factory=dict)
     sandbox: bool = True
     drain_s: float = 30.0
     metrics_port: int | None = None
@@ -287,7 +214,12 @@ def read(path: Path | None, *, insecure: bool = False) -> Settings:
             "a server has keys (`kaas keys new`), or is told --insecure: then every user of this machine may use it",
             field="keys",
         )
-    _check(settings, insecure)
+    try:
+        _check(settings, insecure)
+    except InvalidConfig as error:
+        line = 0 if path is None else settings_file.line_of(_text(path), error.field)
+        where = f"line {line}: " if line else ""
+        raise InvalidConfig(f"{where}{error.message}", field=error.field) from error
     return settings
 
 
@@ -314,18 +246,39 @@ def parse(text: bytes) -> Settings:
         InvalidConfig
     """
     try:
-        return msgspec.convert(settings_file.load(text or b"{}"), Settings, dec_hook=lambda kind, value: kind(value))
+        document = settings_file.load(text or b"{}")
+    except InvalidConfig as error:
+        raise InvalidConfig(f"configuration of the server: {error.message}", field=error.field) from error
+    try:
+        return _made(document)
     except msgspec.ValidationError as error:
         place, unknown = PLACE.search(str(error)), UNKNOWN.search(str(error))
-        names = [found.group(1) for found in (place, unknown) if found is not None and found.group(1)]
+        where = (
+            "" if place is None else settings_file.named_place(document, place.group(1), partial(_fails, str(error)))
+        )
+        field = ".".join(filter(None, (where, "" if unknown is None else unknown.group(1))))
         near = near_field(Settings, str(error))
         meant = (
             [f"did you mean {near!r}?"] if near else [hint for slip, hint in HINTS.items() if slip.search(str(error))]
         )
         hint = "".join(f"; {each}" for each in meant)
-        raise InvalidConfig(f"configuration of the server: {error}{hint}", field=".".join(names)) from error
-    except InvalidConfig as error:
-        raise InvalidConfig(f"configuration of the server: {error.message}", field=error.field) from error
+        said = str(error) if place is None else str(error).replace(place.group(1), where)
+        line = settings_file.line_of(text, field)
+        begin = f"configuration of the server: line {line}: " if line else "configuration of the server: "
+        raise InvalidConfig(f"{begin}{said}{hint}", field=field) from error
+
+
+def _made(document: Any) -> Settings:
+    return msgspec.convert(document, Settings, dec_hook=lambda kind, value: kind(value))
+
+
+def _fails(error: str, document: Any) -> bool:
+    """Return True if a document has the same error."""
+    try:
+        _made(document)
+    except msgspec.ValidationError as found:
+        return str(found) == error
+    return False
 
 
 def _text(path: Path) -> bytes:

@@ -101,8 +101,9 @@ def test_what_does_not_fit_changes_nothing() -> None:
         shares.regrant(granted(alice=Share(0.4, (1.0, 1.0))))
         before = shares.status(())
         count = len(told)
-        with pytest.raises(InvalidShare, match=r"client 'alice'.*client 'bob'"):
-            shares.regrant(granted(alice=Share(0.4), bob=Share(1.0, (0.5, 1.0))))
+        with pytest.raises(InvalidShare, match=r"with client 'bob': function 'f'") as refused:
+            shares.regrant(granted(alice=Share(0.4), bob=Share(1.0, (0.5, 1.0)), carol=Share(1.0, (0.1, 1.0))))
+        assert refused.value.of == "client 'bob'"
         with pytest.raises(InvalidShare, match="function 'f'") as refused:
             shares.set(spec("g", 0.5, 0.5), "program")
         assert refused.value.others == ("function 'f'", "client 'alice'")
