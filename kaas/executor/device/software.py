@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,9 +26,12 @@ def check(device: Device) -> None:
 
 
 def _model(device: Device) -> softgpu.Model | None:
-    """Return the model of a device's time, with the multiprocessors of its description."""
+    """Return the model of a device's time, or the environment's, with the multiprocessors of its description."""
     fields = {name: getattr(device, name) for name in ("sms", "blocks_per_sm") if getattr(device, name) is not None}
-    return replace(device.model or softgpu.Model(), **fields) if fields else device.model
+    if not fields:
+        return device.model
+    path = os.environ.get(softgpu.MODEL_VARIABLE)
+    return replace(device.model or (softgpu.Model.from_file(path) if path else softgpu.Model()), **fields)
 
 
 def load(device: Device, count: int = 1) -> None:
