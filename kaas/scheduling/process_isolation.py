@@ -12,7 +12,7 @@ arrives again as a request that awaits inputs, which are there when the executor
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -46,6 +46,7 @@ class ProcessIsolation:
         self._policy = policy
         self.utilisation_every_s = getattr(policy, "utilisation_every_s", None)
         self._why: Callable[[int], Why | None] = getattr(policy, "why", lambda _: None)
+        self.missed_windows: Callable[[], Mapping[str, int]] = getattr(policy, "missed_windows", dict)
         self._devices = {each.index: DeviceExecutors(each.index, each.client_executors or 1) for each in devices}
         self._numbers = count()
         self._part_numbers = count(1)

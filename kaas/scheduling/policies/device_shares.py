@@ -8,6 +8,7 @@ of this is asked.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -68,7 +69,7 @@ class DeviceShares:
         wake_at: asks for a Tick.
 
     Fields:
-        active: there are shares.
+        active: there are shares. missed: windows that each share has missed, on all devices (`TokenScheduler`).
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class DeviceShares:
         self._fair_share = fair_share
         self._wake_at = wake_at
         self.active = False
+        self.missed: Counter[str] = Counter()
         self._shares: dict[str, ShareKnown] = {}
         self._promised: dict[str, PromiseKnown] = {}
         self._promises = Promises(max(self._windows_s.values()))
@@ -141,6 +143,7 @@ class DeviceShares:
         elif self._shares.pop(event.share, None) is not None:
             for device in self._devices.values():
                 device.scheduler.take(event.share)
+            del self.missed[event.share]
             self._fix()
             self._unshare(event.share)
         if self.active and not (self._shares or self._promised):
@@ -175,7 +178,8 @@ class DeviceShares:
 
     def _begin_device(self, index: int) -> None:
         extent = self._extents.get(index, DeviceExtent(1))
-        device = self._devices[index] = _SharedDevice(TokenScheduler(extent, self._windows_s[index]), extent.sms)
+        scheduler = TokenScheduler(extent, self._windows_s[index], self.missed)
+        device = self._devices[index] = _SharedDevice(scheduler, extent.sms)
         for share in self._shares.values():
             device.scheduler.give(share.share, share.sms, share.least, share.most)
         for name in self._promised:
@@ -211,6 +215,7 @@ class DeviceShares:
                 for name in device.accounts.pop(share, ()):
                     if name not in accounts:
                         device.scheduler.take(name)
+                        del self.missed[name]
                 for name, (sms, least) in accounts.items():
                     device.scheduler.give(name, sms, least, 1.0)
                 if accounts:

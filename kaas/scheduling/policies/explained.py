@@ -1,12 +1,16 @@
-"""Says why a request waits, and lets an observer see how the next request is chosen. No decision depends on either."""
+"""Says why a request waits and which shares miss their least, and lets an observer see how requests are chosen.
+
+No decision depends on any of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from kaas.scheduling.candidates import Candidate, Destination, Why
 from kaas.scheduling.events import RequestDone
+from kaas.scheduling.policies.device_shares import DeviceShares
 from kaas.scheduling.policies.estimates import Estimates
 from kaas.scheduling.policies.fair_share import ClientShare, FairShare
 from kaas.scheduling.policies.placement import Placement
@@ -25,6 +29,7 @@ class Explained:
     _placement: Placement
     _estimates: Estimates
     _fair_share: FairShare
+    _device_shares: DeviceShares
 
     def why(self, request: int) -> Why:
         """Return why a request has not gone yet.
@@ -48,6 +53,10 @@ class Explained:
         """Return True if a ready request may not run now: limits of its client hold it, or it fits no free device."""
         asked = self._requests[request]
         return request in asked.group.aside.get(asked.share, ()) or self._fair_share.held(asked.share, self.now_s)
+
+    def missed_windows(self) -> Mapping[str, int]:
+        """Return how many windows each share has missed on all devices, as `TokenScheduler` counts them."""
+        return self._device_shares.missed
 
     def watch(self, observer: Observer) -> None:
         """Tell an observer, from now on, of each request that an order gives."""

@@ -15,6 +15,8 @@ share counts in the next windows.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -69,7 +71,8 @@ class _TokenAccount:
         running: the requests that run. since_s: the time up to which they are counted. ends_s: the time at which the
             last of them is expected to end. owed: they began while the share missed a part of its least. longest_s: the
             longest time that a request has had tokens at the start of a window.
-        wants_s: since when the share has always had a request; None if it has none.
+        wants_s: since when the share has always had a request; None if it has none. idle_s: when the last one ended,
+            until another is seen; None while one is.
     """
 
     sms: int
@@ -83,6 +86,7 @@ class _TokenAccount:
     owed: bool = False
     longest_s: float = 0.0
     wants_s: float | None = None
+    idle_s: float | None = None
 
     @property
     def held_sms(self) -> int:
@@ -96,9 +100,12 @@ class TokenScheduler:
     Args:
         extent: its SMs, and their least partition.
         window_s: the length of the windows, which follow each other from time 0.
+        missed: counts the windows that each share has missed. Such a share always had requests, and at the window's end
+            it lacked more than its least of a window and of the longest requests: that time is never given back.
     """
 
-    def __init__(self, extent: DeviceExtent, window_s: float) -> None:
+    def __init__(self, extent: DeviceExtent, window_s: float, missed: Counter[str] | None = None) -> None:
+        self.missed: Counter[str] = Counter() if missed is None else missed
         self._extent, self._sms, self._window_s = extent, extent.sms, window_s
         self._window = 0
         self._accounts = {OTHERS: _TokenAccount(extent.sms, 0.0, 1.0)}
@@ -147,8 +154,9 @@ class TokenScheduler:
         for name, account in self._accounts.items():
             if not account.running and name not in waiting:
                 account.wants_s = None
-            elif account.wants_s is None:
+            elif account.wants_s is None or (account.idle_s is not None and account.idle_s < now_s):
                 account.wants_s = now_s
+            account.idle_s = None
         able = [(name, account) for name in waiting if self._may_run(name, account := self._accounts[name])]
         able.sort(key=lambda each: self._missing_s(each[1]), reverse=True)
         free, first = self._sms - self.held_sms, None
@@ -179,7 +187,7 @@ class TokenScheduler:
                 self._count(account, now_s)
                 del account.running[request]
                 if not account.running:
-                    account.ends_s = 0.0
+                    account.ends_s, account.idle_s = 0.0, now_s
 
     def wakes_s(self, waiting: Mapping[str, float], now_s: float) -> float | None:
         """Return the start of the next window if a share waits for it that had its most; else None."""
@@ -234,19 +242,25 @@ class TokenScheduler:
         window = int(now_s / self._window_s + ROUNDING_S)  # the start of a window is part of it
         if window <= self._window:
             return
-        began_s, passed_s = window * self._window_s, (window - self._window) * self._window_s
+        windows = window - self._window
+        began_s, passed_s = window * self._window_s, windows * self._window_s
         for account in self._accounts.values():
             if account.running:
                 self._count(account, began_s)
                 first_s = min(held.since_s for held in account.running.values())
                 account.longest_s = max(account.longest_s, began_s - first_s)
+            elif account.idle_s is not None and account.idle_s < began_s:
+                account.wants_s = None
         taken_s = self._window_s + sum(account.longest_s for account in self._accounts.values())
-        for account in self._accounts.values():
+        for name, account in self._accounts.items():
             wanted_s = 0.0 if account.wants_s is None else min(passed_s, began_s - account.wants_s)
             kept_s = 0.0 if self._spent_up(account) else account.least * wanted_s - account.used_s  # by others' runs
             account.spent_s = max(0.0, account.spent_s - account.most * passed_s)
             if kept_s > 0.0:
-                account.used_s = -min(kept_s, account.least * taken_s)  # the device may have been away
+                most_s, least_s = account.least * taken_s, account.least * self._window_s
+                if least_s and kept_s > most_s + ROUNDING_S:
+                    self.missed[name] += min(windows, math.ceil((kept_s - most_s - ROUNDING_S) / least_s))
+                account.used_s = -min(kept_s, most_s)  # the device may have been away
                 account.spent_s += account.used_s
             else:  # what a share had of the time that others left over takes nothing of its next least
                 account.used_s = max(0.0, account.used_s - account.least * passed_s) if account.owed else 0.0
