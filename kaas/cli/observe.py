@@ -271,13 +271,14 @@ def _state(config: Path) -> Path:
 
 
 def _table(found: Usage, by: GroupBy) -> Table:
-    counts = ("requests", "ended well", "device s", "bytes in", "bytes out", "bytes copied")
+    counts = ("requests", "ended well", "device s", "SM s", "bytes in", "bytes out", "bytes copied")
     held = ("held, byte s",) if by is GroupBy.CLIENT else ()
     table = Table(by.value, *counts, *held, title=f"usage by {by.value}")
     for flow in found.by(by.value):
         name = flow.client if by is GroupBy.CLIENT else flow.function
         moved = (flow.bytes_in, flow.bytes_out, flow.bytes_copied)
-        row = [str(flow.requests), str(flow.outcomes.get("succeeded", 0)), f"{flow.device_s:.6f}", *map(str, moved)]
+        times = f"{flow.device_s:.6f}", f"{flow.sm_s:.6f}"
+        row = [str(flow.requests), str(flow.outcomes.get("succeeded", 0)), *times, *map(str, moved)]
         kept = [f"{found.byte_s(flow.client):.0f}"] if by is GroupBy.CLIENT else []
         table.add_row(plain(name), *row, *kept)
     return table

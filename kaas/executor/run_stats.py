@@ -27,6 +27,7 @@ class RunStats(msgspec.Struct, frozen=True, array_like=True):
             without waiting; None if device_s is the whole.
         load_s: the part of occupied_s in which the request's own loads came: fetched, and copied to the device.
         hosted: those of `evicted` that page-locked memory still holds.
+        part: the part of the device's SMs on which the kernels ran; the pool knows it.
     """
 
     stages: dict[str, float]
@@ -39,6 +40,7 @@ class RunStats(msgspec.Struct, frozen=True, array_like=True):
     occupied_s: float | None = None
     load_s: float = 0.0
     hosted: Sequence[bytes] = ()
+    part: float = 1.0
 
     @property
     def charged_s(self) -> float:

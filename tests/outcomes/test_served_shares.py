@@ -17,6 +17,7 @@ import pytest
 
 import kaas
 from tests.outcomes.test_shares import SMS, task_of
+from tests.outcomes.test_unusable_device import get
 from tests.server.conftest import Serve
 from tests.server.servers import ROOT, Server
 from tests.timeouts import TIMEOUT_S, until
@@ -47,7 +48,7 @@ def shared(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
             "record": "record",
             "clients": clients(shares),
         }
-        return serve({"pool": pool, "administrators": ["boss"], "state": "state"})
+        return serve({"pool": pool, "administrators": ["boss"], "metrics_port": 0})
 
     return start
 
@@ -89,6 +90,11 @@ def test_an_operator_gives_alice_a_quarter_and_her_next_request_runs_on_it(share
         reload(server, "not read again", alice={"quota": [0.6, 1]}, bob={"quota": [0.6, 1]})
         alice.call("f").result()
         assert sms_of(server) == [0, SMS // 4, SMS // 4, SMS // 4], "a wrong configuration changes nothing"
+        (used,) = alice.usage()["flows"]
+        assert used["device_ns"] / 4 < used["sm_ns"] < used["device_ns"], "the first on all SMs, three on a quarter"
+        scraped = get(server, "/metrics")[1]
+        assert "kaas_share_sms{share=\"client 'alice'\"} 0.25" in scraped
+        assert "kaas_share_missed_windows_total{share=\"client 'alice'\"} 0" in scraped
         reload(server, "read again", bob={"sms": 0.5})
         alice.call("f").result()
         assert sms_of(server)[-1] == 0

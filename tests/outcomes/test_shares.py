@@ -110,6 +110,10 @@ def test_functions_with_a_quarter_of_the_sms_each_run_beside_each_other(shared: 
     for name in NAMES:
         sms = {each.get("sms") for each in shared.dispatches(shared.functions[name]._signatures[0].key)}
         assert sms == {SMS // 4}
+    for each in kaas.status().shares:
+        assert each.device_s > 30 * 0.004
+        assert each.sm_s == pytest.approx(each.device_s / 4)
+        assert each.missed == 0, "nothing is promised"
 
 
 def test_a_client_has_its_share_of_the_time_whatever_others_send(shared: Shared) -> None:

@@ -22,6 +22,7 @@ from kaas.pool.observing.ledger import Figures, Ledger, LedgerEntry
 from kaas.pool.observing.metrics import BOUNDS_S, Buckets, Measured, metrics
 from kaas.pool.on_ray.ray_metrics import RayMetrics
 from kaas.server.metrics_server import MetricsServer
+from kaas.wire.status.status import ShareStatus
 from tests.timeouts import TIMEOUT_S
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
@@ -46,6 +47,7 @@ def measured() -> Measured:
         worker_ends={(0, "died"): 1, (0, "device lost"): 1, (2, "not started"): 3},
         faults={"a": 1},
         lost={2: "no CUDA driver"},
+        shares=shares(),
         refused={"key": 7},
     )
 
@@ -114,6 +116,32 @@ def test_a_scrape() -> None:
     assert samples[labelled("kaas_connections_refused_total", reason="key")] == 7
     assert sum(name == "kaas_requests_total" for name, _ in samples) == 3  # a policy's order is no request
     assert KEY not in text
+
+
+def shares() -> tuple[ShareStatus, ...]:
+    return (
+        ShareStatus("function 'f'", 0.25, (0.1, 0.8), (), 2.0, 0.5, 3),
+        ShareStatus("client 'a'", 1.0, (0.3, 1.0), (), 4.0, 4.0),
+        ShareStatus("function 'f'", 0.25, (0.1, 0.8), (), 1.0, 0.25),
+    )
+
+
+def test_shares_are_told_with_their_time_and_the_windows_that_they_missed() -> None:
+    found = {
+        metric.name.removeprefix("kaas_share_"): {sample.labels: sample.value for sample in metric.samples}
+        for metric in metrics(Measured(Figures(), shares=shares()))
+    }
+    of_client, of_functions = ("client 'a'",), ("function 'f'",)
+    assert found["device_seconds_total"] == {of_client: 4.0, of_functions: 3.0}
+    assert found["sm_seconds_total"] == {of_client: 4.0, of_functions: 0.75}
+    assert found["missed_windows_total"] == {of_client: 0, of_functions: 3}
+    assert found["least"][of_client] == 0.3
+
+
+def test_no_number_of_shares_makes_more_than_a_thousand_series() -> None:
+    many = tuple(ShareStatus(f"function '{number}'", 1.0, (0.0, 1.0)) for number in range(2000))
+    for metric in metrics(Measured(Figures(), shares=many)):
+        assert len(metric.samples) <= 1000
 
 
 def test_labels_are_those_that_were_agreed() -> None:
@@ -217,7 +245,7 @@ def test_the_metrics_of_the_dashboard_exist() -> None:
             shown |= set(names)
             labels = set(re.findall(r"by \(([^)]*)\)", target["expr"]) + re.findall(r"{(\w+)", target["expr"]))
             assert {label for each in labels for label in each.split(", ")} <= {
-                "le", "client", "outcome", "stage", "tier", "state", "prefix", "device", "cause", "reason"
+                "le", "client", "outcome", "stage", "tier", "state", "prefix", "device", "cause", "reason", "share"
             }  # fmt: skip
     assert shown <= exported()
     families = {metric.name for metric in metrics(measured())}
@@ -258,6 +286,11 @@ def test_metrics_of_ray() -> None:
     ray.update(metrics(more))
     assert ("inc", "kaas_requests_total", tags, 4) in told
     assert ("set", "kaas_cache_bytes", {"pool": "p", "tier": "device"}, 0) in told  # it is not reported any more
+    ray.update(metrics(Measured(Figures(), shares=shares())))
+    told.clear()
+    ray.update(metrics(Measured(Figures(), shares=(ShareStatus("client 'a'", 1.0, (0.3, 1.0), (), 1.0),))))
+    seconds = "kaas_share_device_seconds_total", {"pool": "p", "share": "client 'a'"}
+    assert ("inc", *seconds, 1.0) in told, "of a share that was taken away, and given again"
 
 
 def test_buckets_hold_all_up_to_their_bound() -> None:

@@ -85,7 +85,10 @@ class Pool:
         self._workers: Mapping[int, WorkerRecord] = self._manager.workers
         self.quarantine = Quarantine(config.faults_allowed, None, config.client_faults_allowed)
         self.events = event_log.EventLog()
-        self.reports = Reports(self._requests, self._workers, self._devices, self._background, self.events)
+        missed = getattr(self._policy.policy, "missed_windows", dict)  # a user's own policy may not count them
+        self.shares = PoolShares(self.handle, self._profiles.points, missed)
+        shown = self._requests, self._workers, self._devices, self._background
+        self.reports = Reports(*shown, self.events, self.shares)
         limit_s = config.run_limit_s
         self._runs = Runs(
             self, transport, self._background, self._manager, self._requests, self.quarantine, self.events, limit_s
@@ -95,9 +98,8 @@ class Pool:
         self.caches: CacheCommands = CacheCommands(self, self._runs, self._workers, *of_caches)
         self.compilations = None if config.isolation == "none" else Compilations(transport, self._background, ledger)
         self._use: DeviceUse | None = None
-        if (every_s := self._policy.utilisation_every_s) is not None:
+        if every_s := self._policy.utilisation_every_s:
             self._use = DeviceUse(every_s, self._requests, self._workers, transport, self._background, self.handle)
-        self.shares = PoolShares(self.handle, self._profiles.points)
         self._sessions = Sessions()
         self._accounts: ClientAccounts | None = None
         self._broken: KaasError | None = None
@@ -290,8 +292,7 @@ class Pool:
         self._requests.abandon(request)
         if request.answer.done():
             return
-        if request.share:
-            self.shares.answered(request, result if isinstance(result, KaasError) else None)
+        self.shares.answered(request, result if isinstance(result, KaasError) else None)
         if isinstance(result, WorkerReply):
             request.answer.set_result(result.value)
             self.reports.note(request, "succeeded", result.record)
@@ -316,6 +317,7 @@ class Pool:
         client = request.call.client
         if self._accounts is not None and (not abandoned or client in self._sessions):
             self._accounts.charge(client, device_s)
+        self.shares.charge(request.share, device_s, request.part)
 
     # --- the policy
 
@@ -341,9 +343,8 @@ class Pool:
                         self.end(refused, self.shares.refusal(refused, decision, self._name))
                     case Granted():
                         self.shares.granted(decision)
-                    case StartWorker():
-                        device, serves = self._devices[decision.device], self._requests.label_of(decision.function)
-                        self._manager.start(decision, device, serves)
+                    case StartWorker(device=device, function=function):
+                        self._manager.start(decision, self._devices[device], self._requests.label_of(function))
                     case StopWorker():
                         self._manager.stop(self._workers[decision.worker])
                     case WakeAt(time_s=time_s):
@@ -396,5 +397,4 @@ class Pool:
         """Return the pool's status for `kaas.status()`. functions: labels of the registered functions."""
         now = self.reports.status(self._name, self._config, self.caches.pins)
         broken = None if self._broken is None else str(self._broken)
-        held, shares = self.quarantine.status(), self.shares.status(now.devices)
-        return replace(now, functions=functions, broken=broken, quarantined=held, shares=shares)
+        return replace(now, functions=functions, broken=broken, quarantined=self.quarantine.status())

@@ -66,8 +66,8 @@ class Request(msgspec.Struct, eq=False):
 
     Fields:
         flow: the function's name for policies. With other constants it is another function, cached on other devices.
-        share: the name of its share of a device, "" if it has none. best_effort: it runs on what shares leave, since
-            it would be late.
+        share: the name of its share of a device, "" if it has none. part: of the SMs on which its last run was.
+            best_effort: it runs on what shares leave, since it would be late.
         state: is changed by `Requests.move` only.
         attempt: 1, and one more for each later one. alone: no other request may run on the same worker: a worker ended
             while it ran this request. retries_used: how many of the retries of `call` are used.
@@ -87,6 +87,7 @@ class Request(msgspec.Struct, eq=False):
     flow: str = ""
     share: str = ""
     best_effort: bool = False
+    part: float = 1.0
     attempt: int = 1
     alone: bool = False
     worker: int | None = None
@@ -118,6 +119,11 @@ class Request(msgspec.Struct, eq=False):
             alone=self.alone,
             share=self.share,
         )
+
+    def took(self, record: RunRecord) -> RunRecord:
+        """Keep the measurements of the last run, with its part of the SMs. Return them."""
+        self.record = record if self.part == 1.0 else msgspec.structs.replace(record, part=self.part)
+        return self.record
 
     def deadline_exceeded(self, now_s: float, run_limit_s: float) -> DeadlineExceeded:
         """Return the error of a request whose deadline has passed."""
@@ -265,8 +271,8 @@ class Requests:
         return [request for request in self.by_id.values() if request.state in IN_QUEUE]
 
     def label_of(self, flow: str) -> str:
-        """Return the label of a function by its name for policies; the name, if all its requests have ended."""
-        return next((request.call.label for request in self.by_id.values() if request.flow == flow), flow)
+        """Return the label of a function that a request calls; else its name for policies."""
+        return next((each.call.label for each in self.by_id.values() if each.flow == flow), flow) if flow else ""
 
     def counts(self) -> Counter[RequestState]:
         """Return the number of requests in each state; ENDED ones are not counted."""

@@ -94,6 +94,7 @@ class Runs:
         """Run a request on a worker as the policy has decided."""
         self._requests.move(request, RequestState.RUNNING)
         request.worker, request.device, request.slot = worker.id, worker.device.index, decision.slot
+        request.part = decision.sms / worker.info.sms if decision.sms and worker.info is not None else 1.0
         request.dispatched_s, request.best_effort = self._loop.time(), bool(request.share and not decision.share)
         worker.running[request.id] = request
         self.run(request, worker, decision)
@@ -129,7 +130,7 @@ class Runs:
             worker.lost.add(request.id)
             self.lost(worker, reply.error, reported_by=request)
         elif reply.lost:  # the request ran for too long, or ended just before another broke the device
-            request.record = reply.record or unmeasured(self._ran_s(request))
+            request.took(reply.record or unmeasured(self._ran_s(request)))
             self._host.answer(request, reply.error or reply)
             if isinstance(reply.error, DeadlineExceeded):
                 self._blame(request, worker, reply.error.message, function=len(worker.running) == 1)
@@ -145,7 +146,7 @@ class Runs:
         record = reply.record or unmeasured(self._ran_s(request))
         if worker.walled:  # kernels may have taken the process over, which then says what it likes
             record = at_least(record, self._ran_s(request))
-        request.record = record
+        record = request.took(record)
         lacks = isinstance(reply.error, NotCompiled) and request.state is RequestState.RUNNING
         ahead = self._host.compilations if lacks and request.attempt <= RETRIES else None
         if ahead is not None:  # the cache of compiled code was cleaned meanwhile
@@ -278,7 +279,7 @@ class Runs:
         refusal = None if final else self._quarantine.refusal(call.identity, call.client)
         if final or refusal is not None or request.state is not RequestState.RUNNING:
             if request.record is None:
-                request.record = unmeasured(device_s)
+                request.took(unmeasured(device_s))
             own = cause if verdict is Verdict.FAULT else refusal
             self._host.end(request, own or died(request, worker, reason, cause))
         else:

@@ -58,25 +58,37 @@ class _GivenShare:
         return (share.sms, share.quota[0]) if isinstance(share, Share) and share.quota[0] > 0 else None
 
 
+@dataclass(slots=True, eq=False)
+class _ShareUse:
+    """The time that a share has had, as `ShareStatus` has it."""
+
+    device_s: float = 0.0
+    sm_s: float = 0.0
+
+
 class PoolShares:
     """The shares of a pool. Use an object of this class from one event loop only.
 
     Args:
         tell: gives an event to the policy.
         profile: returns what is measured of a function with a share, by the keys of its kTasks and its label.
+        missed: returns how many windows each share has missed, by the policy's count.
 
     Fields:
         given: the shares by name.
     """
 
     def __init__(
-        self, tell: Callable[[Event], None], profile: Callable[[Sequence[str], str], tuple[Configuration, ...]]
+        self,
+        tell: Callable[[Event], None],
+        profile: Callable[[Sequence[str], str], tuple[Configuration, ...]],
+        missed: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        self._tell = tell
-        self._profile = profile
+        self._tell, self._profile, self._missed = tell, profile, missed
         self._loop = asyncio.get_running_loop()
         self.given: dict[str, _GivenShare] = {}
         self._functions: dict[str, str] = {}  # the share of each function
+        self._used: dict[str, _ShareUse] = {}
 
     def of(self, call: WorkerCall) -> str:
         """Return the name of the share of a request: its function's, else its client's; "" if there is none."""
@@ -178,6 +190,12 @@ class PoolShares:
         given = self.given.get(request.share)
         return given.share if given is not None and isinstance(given.share, _Promise) else None
 
+    def charge(self, share: str, device_s: float, part: float) -> None:
+        """Add the device seconds of a request to what its share has had. part: of the SMs on which it was."""
+        if (used := self._used.get(share)) is not None:
+            used.device_s += device_s
+            used.sm_s += device_s * part
+
     def status(self, devices: Iterable[DeviceStatus]) -> tuple[ShareStatus, ...]:
         """Return the shares as `kaas.status()` shows them. devices: likewise."""
         up = [
@@ -185,7 +203,8 @@ class PoolShares:
             for device in devices
             if device.info is not None
         ]
-        return tuple(_status(given, up) for given in self.given.values())
+        missed = self._missed()
+        return tuple(_status(given, up, self._used[name], missed.get(name, 0)) for name, given in self.given.items())
 
     def session_ended(self, session: str) -> None:
         """Take away the shares that a program has given, and no other one that is there."""
@@ -199,6 +218,7 @@ class PoolShares:
         for function in given.functions:
             self._functions[function] = name
         self.given[name] = given
+        self._used.setdefault(name, _ShareUse())
         now_s, share = self._loop.time(), given.share
         if isinstance(share, _Promise):
             self._tell(PromiseKnown(now_s, name, share.slo_s, share.best_effort))
@@ -211,6 +231,7 @@ class PoolShares:
             return
         for function in given.functions:
             self._functions.pop(function, None)
+        del self._used[name]
         self._tell(ShareGone(self._loop.time(), name))
 
 
@@ -263,11 +284,13 @@ def _fit(shares: Mapping[str, _GivenShare]) -> bool:
     return None not in DevicePacking({0: SPACE}).place_all(promised).values()
 
 
-def _status(given: _GivenShare, devices: Sequence[tuple[int, DeviceExtent]]) -> ShareStatus:
+def _status(
+    given: _GivenShare, devices: Sequence[tuple[int, DeviceExtent]], used: _ShareUse, missed: int
+) -> ShareStatus:
     share = given.share
     if isinstance(share, Share):
         granted = tuple((index, extent.size(share.sms, 1.0)[1]) for index, extent in devices)
-        return ShareStatus(given.label, share.sms, share.quota, granted)
+        return ShareStatus(given.label, share.sms, share.quota, granted, used.device_s, used.sm_s, missed)
     told, counts = share.granted, share.counts
     promise = PromiseStatus(
         share.slo_s,
@@ -277,7 +300,7 @@ def _status(given: _GivenShare, devices: Sequence[tuple[int, DeviceExtent]]) -> 
         told.unmet_s,
         *(counts[each] for each in ("kept", "late", "best_effort", "refused")),
     )
-    return ShareStatus(given.label, 1.0, (0.0, 1.0), (), promise)
+    return ShareStatus(given.label, 1.0, (0.0, 1.0), (), used.device_s, used.sm_s, missed, promise)
 
 
 def _of_client(client: str) -> str:

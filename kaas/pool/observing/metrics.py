@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from kaas.pool.observing.ledger import Figures, Histogram
+from kaas.wire.status.status import ShareStatus
 
 BOUNDS_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
             5.0, 10.0, 30.0, 60.0)  # fmt: skip
@@ -14,7 +15,21 @@ BOUNDS_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.
 TIERS = ("device", "host")
 """The tiers that have a size, in the order of `RunRecord.cached_bytes`."""
 
+SHARES = 1000
+"""Shares that have metrics, in the order in which they were given."""
+
 MetricKind = Literal["counter", "gauge", "histogram"]
+
+_OF_SHARES: tuple[tuple[str, MetricKind, str, Callable[[ShareStatus], float]], ...] = (
+    ("device_seconds_total", "counter", "Device seconds of a share's requests.", lambda each: each.device_s),
+    ("sm_seconds_total", "counter", "The same, each request's times the part of the SMs that it had.",
+     lambda each: each.sm_s),
+    ("missed_windows_total", "counter", "Windows in which a share always had requests, and at whose end it lacked more "
+     "than the least of a window, which it does not get any more.", lambda each: each.missed),
+    ("sms", "gauge", "The part of the SMs that was asked for.", lambda each: each.sms),
+    ("least", "gauge", "The least part of the time.", lambda each: each.quota[0]),
+    ("most", "gauge", "The most part of the time.", lambda each: each.quota[1]),
+)  # fmt: skip
 
 
 class Buckets(NamedTuple):
@@ -53,6 +68,7 @@ class Measured:
             outcomes of these clients in `figures`.
         worker_starts: by device. worker_ends: by device and cause. faults: devices that functions ended, by client.
         lost: by device, the reason why it has no worker. refused: connections that a server refused, by reason.
+        shares: of functions and clients.
     """
 
     figures: Figures
@@ -66,6 +82,7 @@ class Measured:
     faults: Mapping[str, int] = field(default_factory=dict)
     lost: Mapping[int, str] = field(default_factory=dict)
     refused: Mapping[str, int] = field(default_factory=dict)
+    shares: Sequence[ShareStatus] = ()
 
 
 def metrics(measured: Measured) -> tuple[Metric, ...]:
@@ -105,6 +122,7 @@ def metrics(measured: Measured) -> tuple[Metric, ...]:
                ("client",), _by_tier(measured.faults)),
         Metric("kaas_connections_refused_total", "counter", "Connections that a server refused, by why.", ("reason",),
                _by_tier(measured.refused)),
+        *_shares(measured.shares),
     )  # fmt: skip
 
 
@@ -115,6 +133,17 @@ def _requests(measured: Measured) -> Iterator[Sample]:
         if client and client not in counted:  # an entry without a client is a decision of the policy, not a request
             counts[client, outcome] = counts.get((client, outcome), 0) + count
     return (Sample(labels, counts[labels]) for labels in sorted(counts))
+
+
+def _shares(shares: Sequence[ShareStatus]) -> Iterator[Metric]:
+    """Yield the metrics of shares by their names; those of one name, as of two functions f, count as one."""
+    named: dict[str, list[ShareStatus]] = {}
+    for each in shares:
+        if each.of in named or len(named) < SHARES:
+            named.setdefault(each.of, []).append(each)
+    for name, kind, words, value in _OF_SHARES:
+        samples = (Sample((of,), sum(map(value, named[of]))) for of in sorted(named))
+        yield Metric(f"kaas_share_{name}", kind, words, ("share",), tuple(samples))
 
 
 def _stages(figures: Figures) -> dict[str, Histogram]:

@@ -10,6 +10,7 @@ from kaas.config import Config
 from kaas.errors import DeviceUnavailable
 from kaas.pool.background import Background
 from kaas.pool.core.requests import Request, Requests, RequestState
+from kaas.pool.core.shares import PoolShares
 from kaas.pool.core.workers import WorkerRecord, device_status
 from kaas.pool.observing.event_log import EventLog
 from kaas.pool.observing.ledger import Ledger, LedgerEntry
@@ -23,7 +24,7 @@ from kaas.wire.status.status import DeviceStatus, PinStatus, Status
 
 
 class Reports:
-    """The reports of a pool. requests, workers: those of the pool, which changes them.
+    """The reports of a pool. requests, workers, shares: those of the pool, which changes them.
 
     Fields:
         ledger: the entries of the answered requests.
@@ -36,12 +37,14 @@ class Reports:
         devices: Sequence[PhysicalDevice],
         background: Background,
         events: EventLog,
+        shares: PoolShares,
     ) -> None:
         self._requests = requests
         self._workers = workers
         self._devices = devices
         self._background = background
         self._events = events
+        self._shares = shares
         self._loop = asyncio.get_running_loop()
         self._tracers: list[Tracer] = []
         self.ledger = Ledger(self._loop.time())
@@ -90,16 +93,19 @@ class Reports:
             worker_starts=events.starts,
             worker_ends=events.ends,
             faults=events.faults,
+            shares=self._shares.status(devices),
             lost={each.index: each.reason for each in devices if each.state == "lost"},
         )
 
     def status(self, pool: str, config: Config, pins: Callable[[int], tuple[PinStatus, ...]]) -> Status:
         """Return a pool's devices and the number of its requests. pins: of a device, by its index."""
         counts = self._requests.counts()
+        devices = tuple(self.device(device, pins(device.index)) for device in self._devices)
         return Status(
             pool=pool,
             config=config,
-            devices=tuple(self.device(device, pins(device.index)) for device in self._devices),
+            devices=devices,
+            shares=self._shares.status(devices),
             queued=counts[RequestState.QUEUED] + counts[RequestState.RETRYING],
             waiting=counts[RequestState.WAITING],
             running=counts[RequestState.RUNNING] + counts[RequestState.ABANDONED],

@@ -54,10 +54,11 @@ class RayMetrics:
     def _count(self, metric: Metric, labels: tuple[str, ...], tags: dict[str, str], value: float) -> None:
         if metric.name not in self._counters:
             self._counters[metric.name] = self._make_counter(metric.name, metric.help, ("pool", *metric.labels))
-        more = value - self._reported.get((metric.name, labels), 0)
+        before = self._reported.get((metric.name, labels), 0)
+        more = value - before if value >= before else value  # a share that is given again is counted anew
         if more > 0:
             self._counters[metric.name].inc(more, tags)
-            self._reported[metric.name, labels] = value
+        self._reported[metric.name, labels] = value
 
     def _end_absent(self, metric: Metric) -> None:
         """Set series that have no sample now to 0, since Ray would keep the last value."""

@@ -180,7 +180,7 @@ class Meter:
         allowance = self._allowances[client]
         allowance.leave()
         now_s = self._clock()
-        device_ns, copied_bytes = measured(record, moved_bytes)
+        device_ns, copied_bytes, part = measured(record, moved_bytes)
         repeated = bool(key) and self._totals.charged(client, key)
         charge = Charge(
             client,
@@ -192,6 +192,7 @@ class Meter:
             output_bytes,
             copied_bytes,
             floor(now_s + self._wall_offset_s),
+            part=part,
         )
         if not repeated:
             self._write_durably(charge)

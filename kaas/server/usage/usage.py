@@ -32,7 +32,8 @@ COMPILED = "compiled"
 
 class Charge(msgspec.Struct, frozen=True, array_like=True):
     """The charge of a request. key: of idempotency; "" for none, or one not remembered. second: on the wall clock.
-    instead_of: the outcome under which the request was charged before it failed; "" if it was not."""
+    instead_of: the outcome under which the request was charged before it failed; "" if it was not. part: of the
+    device's SMs, which the request had."""
 
     client: str
     function: str
@@ -44,6 +45,7 @@ class Charge(msgspec.Struct, frozen=True, array_like=True):
     bytes_copied: int
     second: int
     instead_of: str = ""
+    part: float = 1.0
 
 
 class FlowUsage(msgspec.Struct, frozen=True):
@@ -54,7 +56,8 @@ class FlowUsage(msgspec.Struct, frozen=True):
             error's name; "compiled" counts compilations. repeats: runs under a key that was charged before, without a
             further charge.
         device_ns: nanoseconds of kernels and of their preparation, with the processor time of compilers; of work that
-            failed or ended its device, the time on the device. bytes_in, bytes_out: of inputs and outputs sent over
+            failed or ended its device, the time on the device. sm_ns: the same, each request's times the part of the
+            device's SMs that it had: all of them without a share. bytes_in, bytes_out: of inputs and outputs sent over
             the network. bytes_copied: between host and devices.
     """
 
@@ -67,11 +70,17 @@ class FlowUsage(msgspec.Struct, frozen=True):
     bytes_in: int = 0
     bytes_out: int = 0
     bytes_copied: int = 0
+    sm_ns: int = 0
 
     @property
     def device_s(self) -> float:
         """Seconds of devices."""
         return self.device_ns / 1e9
+
+    @property
+    def sm_s(self) -> float:
+        """Seconds of all SMs of a device."""
+        return self.sm_ns / 1e9
 
 
 class KeptByClient(msgspec.Struct, frozen=True):
@@ -121,7 +130,7 @@ class Usage(msgspec.Struct, frozen=True):
 class FlowCounts:
     """Counts of one client and function."""
 
-    __slots__ = ("bytes_copied", "bytes_in", "bytes_out", "device_ns", "outcomes", "repeats", "requests")
+    __slots__ = ("bytes_copied", "bytes_in", "bytes_out", "device_ns", "outcomes", "repeats", "requests", "sm_ns")
 
     def __init__(self) -> None:
         self.requests = 0
@@ -131,6 +140,7 @@ class FlowCounts:
         self.bytes_in = 0
         self.bytes_out = 0
         self.bytes_copied = 0
+        self.sm_ns = 0
 
     def add(self, charge: Charge) -> None:
         """Add a charge."""
@@ -141,6 +151,7 @@ class FlowCounts:
         self.bytes_in += charge.bytes_in
         self.bytes_out += charge.bytes_out
         self.bytes_copied += charge.bytes_copied
+        self.sm_ns += round(charge.device_ns * charge.part)
         former = charge.instead_of
         if former in self.outcomes:  # else the former charge is in a damaged part of the journal
             self.requests -= former not in ASK_AGAIN
@@ -158,11 +169,12 @@ class FlowCounts:
         self.bytes_in += other.bytes_in
         self.bytes_out += other.bytes_out
         self.bytes_copied += other.bytes_copied
+        self.sm_ns += other.sm_ns
 
     def usage(self, client: str, function: str) -> FlowUsage:
         """Return the counts under these names."""
         counts = (self.requests, dict(self.outcomes), self.repeats, self.device_ns)
-        return FlowUsage(client, function, *counts, self.bytes_in, self.bytes_out, self.bytes_copied)
+        return FlowUsage(client, function, *counts, self.bytes_in, self.bytes_out, self.bytes_copied, self.sm_ns)
 
 
 class Totals:
@@ -249,10 +261,11 @@ def reported(usage: Usage) -> Any:
     return msgspec.to_builtins(usage)
 
 
-def measured(record: RunRecord | None, by_value_bytes: int) -> tuple[int, int]:
-    """Return nanoseconds of the device, with the kTask's preparation, and bytes copied between it and the host."""
+def measured(record: RunRecord | None, by_value_bytes: int) -> tuple[int, int, float]:
+    """Return nanoseconds of the device, with the kTask's preparation, bytes copied between it and the host, and the
+    part of its SMs."""
     if record is None:
-        return 0, 0
+        return 0, 0, 1.0
     brought = sum(use.nbytes for tier, use in record.tiers.items() if tier != "device") if record.tiers else 0
     device_s = record.device_s + record.stages.get("plan", 0.0)  # includes the compilation of a new kTask's code
-    return round(device_s * 1e9), by_value_bytes + brought
+    return round(device_s * 1e9), by_value_bytes + brought, record.part

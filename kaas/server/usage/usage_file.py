@@ -31,7 +31,7 @@ from kaas.store.wal import is_empty
 NAME = "usage.sqlite"
 READS = 5
 """The most attempts of another process to read files that the server changes meanwhile."""
-TABLES = ("folded", "flows", "holdings", "keys", "recent")
+TABLES = ("folded", "flows", "holdings", "keys", "recent", "sm_time")
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS folded (one INTEGER PRIMARY KEY CHECK (one = 1), segment INTEGER NOT NULL, sum INTEGER);
@@ -44,6 +44,9 @@ CREATE TABLE IF NOT EXISTS holdings (
 );
 CREATE TABLE IF NOT EXISTS keys (id INTEGER PRIMARY KEY, client TEXT, key TEXT, sum INTEGER, UNIQUE (client, key));
 CREATE TABLE IF NOT EXISTS recent (client TEXT PRIMARY KEY, seconds TEXT, sum INTEGER);
+CREATE TABLE IF NOT EXISTS sm_time (
+    client TEXT, function TEXT, sm_ns INTEGER, sum INTEGER, PRIMARY KEY (client, function)
+);
 """
 _SUM = "sum"
 """The column with a checksum of the others: SQLite detects damage in the structure of its pages, but not in a number.
@@ -201,6 +204,7 @@ def _write(connection: sqlite3.Connection, changes: Changes) -> None:
             for flow in changes.flows
         ],
     )  # fmt: skip
+    _put(connection, "sm_time", [(flow.client, flow.function, flow.sm_ns) for flow in changes.flows])
     _put(connection, "holdings", [(held.client, held.what, held.nbytes, held.byte_s) for held in changes.holdings])
     connection.executemany("DELETE FROM keys WHERE client = ? AND key = ?", changes.old_keys)
     connection.executemany(
@@ -239,8 +243,11 @@ def _kept(connection: sqlite3.Connection, folder: Path) -> KeptUsage:
     try:
         segment = max(rows.read("folded", lambda row: msgspec.convert(row[1], int)), default=0)
         totals = Totals()
+        sm_ns = {tuple(names): nanoseconds for *names, nanoseconds in rows.read("sm_time", _sm_time)}
         for flow in rows.read("flows", _flow):
-            totals.flow(flow.client, flow.function)[1].merge(flow)
+            name = flow.client, flow.function
+            whole = msgspec.structs.replace(flow, sm_ns=sm_ns.get(name, flow.device_ns))  # as before there were shares
+            totals.flow(*name)[1].merge(whole)
         for client, key in rows.read("keys", lambda row: msgspec.convert(row, tuple[str, str]), "ORDER BY id"):
             totals.remember(client, key)
         holdings = rows.read("holdings", lambda row: msgspec.convert(row, _HoldingRow))
@@ -282,7 +289,9 @@ class _TableRows:
         names = columns(self._connection, table)
         own = [name for name in names if name not in ("id", _SUM)]
         checked = _SUM if _SUM in names else "NULL"
-        found = []
+        found: list[T] = []
+        if not names:
+            return found  # of an older version
         for *row, checksum in self._connection.execute(f"SELECT {', '.join(own)}, {checked} FROM {table} {order}"):
             try:
                 if checksum not in (None, _checksum(table, row)):
@@ -296,6 +305,10 @@ class _TableRows:
 def _flow(row: Sequence[Any]) -> FlowUsage:
     client, function, requests, outcomes, *counts = msgspec.convert(row, _FlowRow)
     return FlowUsage(client, function, requests, _outcomes(outcomes), *counts)
+
+
+def _sm_time(row: Sequence[Any]) -> tuple[str, str, int]:
+    return msgspec.convert(row, tuple[str, str, int])
 
 
 def _text(value: Any) -> str:

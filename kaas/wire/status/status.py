@@ -155,16 +155,22 @@ class PromiseStatus:
 
 @dataclass(frozen=True, slots=True)
 class ShareStatus:
-    """A share of a function or a client, as it was given, and the SMs that it has on each device that is up.
+    """A share of a function or a client, as it was given, and what it has and has had of the devices.
 
-    of: "function 'f'" or "client 'alice'". sms, quota: as of `kaas.Share`. granted: pairs of a device's index and the
-    number of SMs, rounded up to the partitions that the device can make. promise: the pool chooses the share by it.
+    of: "function 'f'" or "client 'alice'". sms, quota: as of `kaas.Share`. granted: pairs of the index of a device that
+    is up and the number of SMs, rounded up to the partitions that the device can make. device_s: device seconds of its
+    requests since it was first given. sm_s: the same, each request's times the part of the SMs that it had. missed:
+    windows in which it always had requests, and whose least it does not get any more (`TokenScheduler`). promise: the
+    pool chooses the share by it.
     """
 
     of: str
     sms: float
     quota: tuple[float, float]
     granted: tuple[tuple[int, int], ...] = ()
+    device_s: float = 0.0
+    sm_s: float = 0.0
+    missed: int = 0
     promise: PromiseStatus | None = None
 
 
@@ -203,6 +209,7 @@ class Status:
         return as_html(status_tables(self))
 
 
+SHARE_COLUMNS = ("of", "sms", "quota", "SMs", "device s", "SM s", "windows missed")
 NODE_SHOWN = 8
 """Digits of a node's name on Ray that distinguish the nodes of a cluster."""
 
@@ -237,6 +244,9 @@ def status_tables(status: Status) -> list[Shown]:
             f"{each.sms:g}",
             f"{each.quota[0]:g} to {each.quota[1]:g}",
             ", ".join(f"{sms} on device {device}" for device, sms in each.granted),
+            f"{each.device_s:.3f}",
+            f"{each.sm_s:.3f}",
+            str(each.missed),
         )
         for each in status.shares
         if each.promise is None
@@ -246,7 +256,7 @@ def status_tables(status: Status) -> list[Shown]:
     if executors:
         tables.append(Shown("executors", ("device", "worker", "client", "state", "pid", "sandbox"), executors))
     if shares:
-        tables.append(Shown("shares", ("of", "sms", "quota", "SMs"), shares))
+        tables.append(Shown("shares", SHARE_COLUMNS, shares))
     if promises:
         tables.append(Shown("promises", ("of", "within", "state"), promises))
     return tables

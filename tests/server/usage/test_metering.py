@@ -7,14 +7,16 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -83,9 +85,9 @@ async def test_charges_are_summed_by_client_and_function(folder: Path) -> None:
     assert meter.ended("b", "f", "k1", "succeeded", 1, 2, 3, ran(0.5))
     meter.refused("a", "g", "UnknownFunction")
     expected = (
-        FlowUsage("a", "f", 2, {"succeeded": 1, "DeviceError": 1}, 0, 250_000_000, 20, 20, 180),
+        FlowUsage("a", "f", 2, {"succeeded": 1, "DeviceError": 1}, 0, 250_000_000, 20, 20, 180, 250_000_000),
         FlowUsage("a", "g", 0, {"UnknownFunction": 1}),
-        FlowUsage("b", "f", 1, {"succeeded": 1}, 0, 500_000_000, 1, 2, 3),
+        FlowUsage("b", "f", 1, {"succeeded": 1}, 0, 500_000_000, 1, 2, 3, 500_000_000),
     )
     assert meter.usage().flows == expected
     assert meter.usage("b").flows == expected[2:]
@@ -94,6 +96,31 @@ async def test_charges_are_summed_by_client_and_function(folder: Path) -> None:
     meter = opened(folder)
     assert meter.usage().flows == expected
     await meter.close()
+
+
+@in_loop
+async def test_a_request_on_a_quarter_of_the_sms_costs_a_quarter_of_sm_seconds(folder: Path) -> None:
+    meter = opened(folder)
+    for part in (0.25, 1.0):
+        meter.admit("a")
+        meter.ended("a", "f", "", "succeeded", 0, 0, 0, msgspec.structs.replace(ran(2.0), part=part))
+    for seen in (meter.usage(), read_usage(folder)):  # in the journal only
+        assert [(flow.device_s, flow.sm_s) for flow in seen.flows] == [(4.0, 2.5)]
+    await meter.close()
+    assert [(flow.device_s, flow.sm_s) for flow in read_usage(folder).flows] == [(4.0, 2.5)]
+    with closing(sqlite3.connect(folder / "usage.sqlite")) as connection:  # as of a version without shares
+        connection.execute("DROP TABLE sm_time")
+    assert [(flow.device_s, flow.sm_s) for flow in read_usage(folder).flows] == [(4.0, 4.0)]
+    meter = opened(folder)
+    meter.admit("a")
+    meter.ended("a", "f", "", "succeeded", 0, 0, 0, msgspec.structs.replace(ran(2.0), part=0.5))
+    await meter.close()
+    assert [(flow.device_s, flow.sm_s) for flow in read_usage(folder).flows] == [(6.0, 5.0)]
+
+
+def test_a_charge_of_a_version_without_shares_is_of_all_sms() -> None:
+    before = msgspec.to_builtins(usage.Charge("a", "f", "k", "succeeded", 7, 0, 0, 0, 1))[:-1]
+    assert msgspec.convert(before, usage.Charge).part == 1.0
 
 
 @in_loop
