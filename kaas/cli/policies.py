@@ -164,6 +164,8 @@ def tables(result: Simulated, rows: int) -> Iterator[Table]:
     """Yield the summary, then the first dispatches and the first rejections. rows: limit of each."""
     yield _figures(result.summary)
     yield _clients(result.summary)
+    if result.summary.per_share:
+        yield _shares(result.summary)
     if result.dispatches[:rows]:
         table = Table(
             "request", "device", "at (s)", "start", "evicted", title=_title("dispatches", result.dispatches, rows)
@@ -194,6 +196,13 @@ def _clients(summary: Summary) -> Table:
     for name, client in summary.per_client.items():
         figures = (client.mean_latency_s, client.p99_latency_s, client.charged_s)
         table.add_row(plain(name), str(client.requests), *(f"{figure:.6g}" for figure in figures))
+    return table
+
+
+def _shares(summary: Summary) -> Table:
+    table = Table("share", "device s", "SM s", "windows missed")
+    for name, share in summary.per_share.items():
+        table.add_row(plain(name), f"{share.device_s:.6g}", f"{share.sm_s:.6g}", str(share.missed))
     return table
 
 

@@ -31,6 +31,8 @@ from kaas.scheduling.events import (
     RequestArrived,
     RequestDone,
     Running,
+    ShareKnown,
+    WorkerAdopted,
     WorkerReady,
 )
 from kaas.scheduling.policies import factory
@@ -38,7 +40,7 @@ from kaas.scheduling.policy_choice import policy_parts
 from kaas.scheduling.process_isolation import isolated
 from kaas.scheduling.sharing.scaling import Configuration
 from kaas.scheduling.simulation.recorded import Recorded
-from kaas.scheduling.simulation.scenario_file import MOST_SLOTS
+from kaas.scheduling.simulation.scenario_file import MOST_SLOTS, MOST_SMS
 
 VERSION = 2
 """Of the records that are written. Records of version 1 have fewer events, and events with fewer fields."""
@@ -51,10 +53,13 @@ OWN = "module:Class"
 TYPES: dict[str, type] = {each.__name__: each for each in (*get_args(Event), *get_args(Decision))}
 
 SECONDS, BYTES, FACTOR = (0.0, LARGEST), (0, MOST), (SMALLEST, LARGEST)
+SMS, PART = (1, MOST_SMS), (0.001, 1.0)
 LIMITS: dict[type, dict[str, tuple[float, float]]] = {
-    PhysicalDevice: {"memory_bytes": BYTES, "speed": FACTOR},
+    PhysicalDevice: {"memory_bytes": BYTES, "speed": FACTOR, "window_s": (0.001, 60.0)},
     RequestDone: {"device_s": SECONDS, "run_s": SECONDS, "load_s": SECONDS},
-    WorkerReady: {"slots": (1, MOST_SLOTS), "memory_bytes": BYTES},
+    WorkerReady: {"slots": (1, MOST_SLOTS), "memory_bytes": BYTES, "sms": SMS, "sm_step": SMS},
+    WorkerAdopted: {"sms": SMS, "sm_step": SMS},
+    ShareKnown: {"sms": PART, "least": (0.0, 1.0), "most": PART},
     ClientKnown: {"weight": FACTOR},
     FunctionKnown: {
         "run_s": SECONDS,
@@ -243,7 +248,7 @@ def recorded(path: str | Path) -> Recorded:
         elif not requests.devices:
             raise InvalidRecord(f"{path}: an event before the first epoch", path=str(path), line=number)
         else:
-            requests.add(entry[0])
+            requests.add(entry[0], entry[1] or ())
     if not requests.devices:
         raise InvalidRecord(f"{path}: no epoch of a pool in it", path=str(path), line=0)
     return requests

@@ -13,7 +13,8 @@ import pytest
 
 import kaas
 from kaas.errors import InvalidRequest, InvalidShare
-from kaas.scheduling.recording import replay
+from kaas.scheduling.recording import recorded, replay
+from kaas.scheduling.simulation.simulator import simulate
 from softgpu import Model, Takes
 from tests.timeouts import TIMEOUT_S
 
@@ -110,10 +111,13 @@ def test_functions_with_a_quarter_of_the_sms_each_run_beside_each_other(shared: 
     for name in NAMES:
         sms = {each.get("sms") for each in shared.dispatches(shared.functions[name]._signatures[0].key)}
         assert sms == {SMS // 4}
-    for each in kaas.status().shares:
+    simulated = simulate(recorded(shared.record).scenario(2)).summary.per_share
+    for name, each in zip(NAMES, kaas.status().shares, strict=True):
         assert each.device_s > 30 * 0.004
         assert each.sm_s == pytest.approx(each.device_s / 4)
         assert each.missed == 0, "nothing is promised"
+        again = simulated[f"function {shared.functions[name]._signatures[0].key}"]
+        assert again.sm_s == pytest.approx(again.device_s / 4), "also on two devices"
 
 
 def test_a_client_has_its_share_of_the_time_whatever_others_send(shared: Shared) -> None:

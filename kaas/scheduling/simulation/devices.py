@@ -76,6 +76,11 @@ class SimulatedRequest(msgspec.Struct, eq=False):
         assert self.worker is not None, "only what was dispatched has a worker"
         return self.worker
 
+    @property
+    def part(self) -> float:
+        """The part of its device's SMs that the request has."""
+        return self.sms / self.at.device.sms if self.sms else 1.0
+
     def again(self, now_s: float) -> SimulatedRequest:
         """Return the request as it arrives again, after its worker has ended: it must run alone, as in a pool."""
         arrival = msgspec.structs.replace(self.arrival, time_s=now_s, attempt=self.arrival.attempt + 1, alone=True)

@@ -10,11 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from kaas.scheduling.events import RequestArrived
 from kaas.scheduling.simulation.clock import SECOND_PS, seconds
 from kaas.scheduling.simulation.simulated import (
     ClientSummary,
     Dispatched,
     Rejected,
+    ShareSummary,
     Simulated,
     Start,
     Summary,
@@ -129,6 +131,7 @@ class RunFigures:
         self._keep = keep
         self._latencies: type[Latencies] = ExactLatencies if keep else LatencyBuckets
         self._clients = {client: _ClientFigures(self._latencies()) for client in clients}
+        self._shares_ps: dict[str, tuple[int, float]] = {}
         self._starts: Counter[Start] = Counter()
         self._evictions = 0
         self._false_misses = 0
@@ -169,9 +172,12 @@ class RunFigures:
         found.completed += 1
         found.latency_ps += latency_ps
 
-    def charged(self, client: str, charged_ps: int) -> None:
-        """Count the device time of a request that left its slot."""
-        self._clients[client].charged_ps += charged_ps
+    def charged(self, request: RequestArrived, charged_ps: int, part: float) -> None:
+        """Count the device time of a request that left its slot, and was on a part of the SMs."""
+        self._clients[request.client].charged_ps += charged_ps
+        if request.share:
+            device_ps, sm_ps = self._shares_ps.get(request.share, (0, 0.0))
+            self._shares_ps[request.share] = device_ps + charged_ps, sm_ps + charged_ps * part
 
     def rejected(self, request: int, at_s: float, reason: str) -> None:
         """Count a request that got no result."""
@@ -179,8 +185,10 @@ class RunFigures:
         if self._keep:
             self._rejected.append(Rejected(request, at_s, reason))
 
-    def result(self, device_busy_ps: Iterable[int], weights: Mapping[str, float]) -> Simulated:
-        """Return the result of the run. weights: of clients; that of others is 1."""
+    def result(
+        self, device_busy_ps: Iterable[int], weights: Mapping[str, float], missed: Mapping[str, int]
+    ) -> Simulated:
+        """Return the result of the run. weights: of clients; that of others is 1. missed: windows by share."""
         clients = {name: figures.summary() for name, figures in self._clients.items()}
         completed = sum(figures.completed for figures in self._clients.values())
         latencies = self._latencies()
@@ -201,6 +209,10 @@ class RunFigures:
             device_busy_s=tuple(seconds(busy_ps) for busy_ps in device_busy_ps),
             jain=jain([each.charged_s / weights.get(name, 1.0) for name, each in clients.items() if each.requests]),
             per_client=clients,
+            per_share={
+                share: ShareSummary(seconds(device_ps), sm_ps / SECOND_PS, missed.get(share, 0))
+                for share, (device_ps, sm_ps) in sorted(self._shares_ps.items())
+            },
         )
         return Simulated(tuple(self._dispatches), tuple(self._rejected), summary)
 

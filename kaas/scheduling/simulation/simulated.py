@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
@@ -55,6 +55,15 @@ class ClientSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class ShareSummary:
+    """Device seconds and SM-seconds that a share has had, and the windows that it has missed, as `ShareStatus`."""
+
+    device_s: float
+    sm_s: float
+    missed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """The figures of a simulation.
 
@@ -65,6 +74,7 @@ class Summary:
         device_busy_s: seconds of starts, loads and runs of requests on each device; prefetches do not count.
         jain: Jain's index of fairness over the charged seconds per weight of the clients that have requests: 1 is
             fair, 1/n all to one of n.
+        per_share: by "function" or "client", and the name.
     """
 
     mean_latency_s: float
@@ -80,6 +90,7 @@ class Summary:
     device_busy_s: tuple[float, ...]
     jain: float
     per_client: dict[str, ClientSummary]
+    per_share: dict[str, ShareSummary] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,8 @@ class _Simulation:
             waiting = sorted(request.index for request in self._open.values() if not request.replied)
             shown = f"the first 10 of {len(waiting)}, " if len(waiting) > 10 else ""
             raise self._error(f"left requests {waiting[:10]} waiting, {shown}with nothing more to come")
-        return self._figures.result([device.busy_ps for device in self._devices], self._scenario.weights())
+        missed: dict[str, int] = getattr(self._policy.policy, "missed_windows", dict)()
+        return self._figures.result([device.busy_ps for device in self._devices], self._scenario.weights(), missed)
 
     def _begin(self) -> None:
         for client in start.clients(self._scenario):
@@ -225,7 +226,7 @@ class _Simulation:
         """Free the slot of a request; a stopping worker ends with its last request."""
         number, worker, charged_ps = request.arrival.request, request.at, request.charged_ps
         del self._open[number]
-        self._figures.charged(request.arrival.client, charged_ps)
+        self._figures.charged(request.arrival, charged_ps, request.part)
         worker.running -= 1
         if worker.stopping:
             self._end_if_stopping(worker)
@@ -369,7 +370,7 @@ class _Simulation:
             worker.device.busy_ps += had_ps
             if request.replied and had_ps:
                 charged.append((request.arrival.request, seconds(had_ps)))
-                self._figures.charged(request.arrival.client, had_ps)
+                self._figures.charged(request.arrival, had_ps, request.part)
         self._gone(worker, FAILED, tuple(charged))
         for request in requests:
             number = request.arrival.request

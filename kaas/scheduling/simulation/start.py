@@ -33,6 +33,8 @@ from kaas.scheduling.simulation.scenario import (
 from kaas.scheduling.simulation.simulated_memory import SimulatedHostMemory, SimulatedMemory
 
 MEGABYTE = 1 << 20
+OF_FUNCTION, OF_CLIENT = "function ", "client "
+"""Begin the names of shares, as in a pool; the name of the function or the client follows."""
 
 
 def physical(scenario: Scenario) -> tuple[PhysicalDevice, ...]:
@@ -139,7 +141,7 @@ def requests(scenario: Scenario, stream: Iterable[ScenarioRequest] | None = None
             None if deadline_ps is None else deadline_ps / SECOND_PS,
             1,
             function.kind,
-            share=next((each for each in (f"function {request.function}", f"client {client}") if each in shares), ""),
+            share=next((each for each in (OF_FUNCTION + request.function, OF_CLIENT + client) if each in shares), ""),
         )
         yield SimulatedRequest(index, arrival, function, arrived_ps, run_ps, deadline_ps)
 
@@ -154,10 +156,10 @@ def _shares(scenario: Scenario) -> dict[str, ScenarioShare | ScenarioFunction]:
     found: dict[str, ScenarioShare | ScenarioFunction] = {}
     for name, function in scenario.functions.items():
         if function.slo_s is not None:
-            found[f"function {name}"] = function
+            found[OF_FUNCTION + name] = function
         elif function.share is not None:
-            found[f"function {name}"] = function.share
-    return found | {f"client {name}": each.share for name, each in scenario.clients.items() if each.share is not None}
+            found[OF_FUNCTION + name] = function.share
+    return found | {OF_CLIENT + name: each.share for name, each in scenario.clients.items() if each.share is not None}
 
 
 def shares(scenario: Scenario) -> Iterator[ShareKnown | PromiseKnown]:

@@ -54,7 +54,7 @@ class RecordStream:
                 raise InvalidRecord(message, path=str(self._path), line=number)
             else:
                 event, decisions = entry
-                if (ran := requests.add(event)) is not None:
+                if (ran := requests.add(event, decisions or ())) is not None:
                     heapq.heappush(ended, (ran.ready_s, ran.place, ran))
                     dispatched.discard(ran.arrived.request)
                 elif isinstance(event, RequestCancelled) and event.request not in dispatched:

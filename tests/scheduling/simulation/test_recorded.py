@@ -22,6 +22,7 @@ from kaas.scheduling.events import (
     RequestCancelled,
     RequestDone,
     Residency,
+    ShareKnown,
     Tick,
     WorkerKind,
     WorkerReady,
@@ -34,8 +35,10 @@ from kaas.scheduling.simulation.scenario import (
     ScenarioDevice,
     ScenarioFunction,
     ScenarioRequest,
+    ScenarioShare,
 )
 from kaas.scheduling.simulation.scenario_file import parse
+from kaas.scheduling.simulation.simulated import ShareSummary
 from kaas.scheduling.simulation.simulator import simulate
 
 MB = 1 << 20
@@ -43,7 +46,7 @@ DEVICES = (PhysicalDevice(0, "software", 64 * MB),)
 READS = (ObjectUse(b"w", 4 * MB), ObjectUse(None, 100))
 
 
-def arrived(time_s: float, request: int, client: str = "ada", function: str = "f", **said: bool | float) -> Event:
+def arrived(time_s: float, request: int, client: str = "ada", function: str = "f", **said: bool | float | str) -> Event:
     return RequestArrived(time_s, request, client, function, READS, **said)  # type: ignore[arg-type]
 
 
@@ -95,6 +98,45 @@ def test_requests_keep_their_times_and_functions_get_their_measured_times(tmp_pa
     assert told.left_out == 1
     assert len(simulate(scenario).dispatches) == 3
     assert parse(scenario.as_json()) == scenario
+
+
+def shared_life(parts: dict[int, float]) -> list[Event]:
+    """Return the events of requests that run one after the other, on parts of the 128 SMs and for so many seconds."""
+    told: list[Event] = [Tick(100.0), WorkerReady(101.0, 0, WorkerKind.EXECUTOR, 0, 4, 48 * MB, 128, 8)]
+    for number, (sms, run_s) in enumerate(parts.items()):
+        at_s = 102.0 + 10 * number
+        told.append(ShareKnown(at_s, "function f", sms / 128, 0.25, 0.75))
+        told.append(arrived(at_s, number, share="function f"))
+        told.append(RequestDone(at_s + run_s, number, 0, 0, Outcome.SUCCEEDED, run_s, run_s))
+    return told
+
+
+def test_shares_are_replayed_on_the_sms_of_the_record(tmp_path: Path) -> None:
+    told = recorded(record(tmp_path / "r", *shared_life({64: 1.0, 32: 2.0})))
+    scenario = told.scenario(2)
+    (device, _) = scenario.devices
+    assert (device.sms, device.sm_step, scenario.window_s) == (128, 8, 0.1)
+    share = ScenarioShare(0.25, (0.25, 0.75))
+    assert scenario.functions["f"] == ScenarioFunction(4.0, 0.0, 1.0, client="ada", fills=0.5, share=share)
+    assert [each.run_s for each in scenario.requests] == [1.0, 1.0], "what each takes on all SMs"
+    assert parse(scenario.as_json()) == scenario
+    summary = simulate(scenario).summary
+    assert summary.mean_latency_s == 2.0, "on a quarter, as the last share has it"
+    assert summary.per_share["function f"] == ShareSummary(4.0, 1.0, 0)
+
+
+def test_a_run_that_is_as_fast_on_fewer_sms_fills_no_more(tmp_path: Path) -> None:
+    told = recorded(record(tmp_path / "r", *shared_life({64: 1.0, 32: 1.0})))
+    assert told.scenario(1).functions["f"].fills == 0.25
+
+
+@pytest.mark.parametrize("share", [{"sms": 2.0}, {"least": -0.1}, {"most": 0.0}])
+def test_a_share_that_no_pool_gives_is_refused(tmp_path: Path, share: dict[str, float]) -> None:
+    path = record(tmp_path / "r", *LIFE)
+    line = {"event": ["ShareKnown", {"time_s": 110.0, "share": "function f", **share}], "decisions": []}
+    path.write_text(path.read_text() + json.dumps(line) + "\n")
+    with pytest.raises(InvalidRecord, match=next(iter(share))):
+        recorded(path)
 
 
 def test_epochs_follow_one_another(tmp_path: Path) -> None:

@@ -48,6 +48,27 @@ def test_two_functions_divide_the_time_as_promised(policy: str) -> None:
     assert (done["f"], done["g"]) == pytest.approx((10, 90), rel=0.05)
 
 
+@pytest.mark.parametrize("policy", [{"name": "mqfq_sticky", "D": 1}, {"name": "adaptive"}])
+@pytest.mark.parametrize("client", [None, "c"])
+def test_two_flows_whose_shares_fit_run_beside_each_other(policy: dict[str, Any], client: str | None) -> None:
+    halves = {name: {"fills": 0.5, "share": {"sms": 0.5}} for name in "fg"}
+    asked = msgspec.json.decode(scenario(halves).as_json()) | {"policy": policy}
+    if client is not None:
+        asked["functions"] = {name: each | {"client": client} for name, each in asked["functions"].items()}
+    done = simulate(read(asked)).summary
+    assert sum(each.charged_s for each in done.per_client.values()) == pytest.approx(2 * UNTIL_S, rel=0.01)
+    for each in done.per_share.values():
+        assert (each.device_s, each.sm_s, each.missed) == pytest.approx((UNTIL_S, UNTIL_S / 2, 0), rel=0.01)
+
+
+def test_a_summary_says_which_shares_have_missed_their_least() -> None:
+    functions = {name: {"share": {"quota": [0.9, 1]}} for name in "fg"}
+    done = simulate(scenario(functions)).summary.per_share
+    assert min(each.missed for each in done.values()) > 80, "together they are beyond the device"
+    alone = simulate(scenario({"f": functions["f"], "g": {}})).summary.per_share
+    assert alone["function f"].missed == 0
+
+
 def test_four_quarters_at_once_are_four_times_a_quarter_of_the_time_each() -> None:
     quarters = {name: {"fills": 0.25, "share": {"sms": 0.25}} for name in "fghi"}
     in_turns = {name: {"fills": 0.25, "share": {"quota": [0.25, 1]}} for name in "fghi"}
