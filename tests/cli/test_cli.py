@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 import kaas
 from kaas import errors
 from kaas.cli.main import app, main
+from kaas.profiles import read_profiles
 from tests.api.conftest import N, numbers, scale_task
 from tests.timeouts import TIMEOUT_S
 
@@ -152,6 +154,20 @@ def test_status_and_run_on_a_pool(task_file: Path, x_file: Path, tmp_path: Path)
     assert re.search(r"scale +│ 1 +│ \d+\.\d{3} +│ 100\.0%", result.stdout), result.stdout
     assert kaas.status().devices  # the command did not start the pool, so it left it running
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), numbers() * np.float32(2))
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("pool")
+def test_profile_in_a_pool_on_ray(task_file: Path, tmp_path: Path) -> None:
+    file = tmp_path / "profiles.jsonl"
+    arguments = ["--ray", "--sms", "1", "--quota", "0.5", "--scalar", "factor=2", "--profiles", str(file), "--json"]
+    result = runner.invoke(app, ["profile", str(task_file), *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    ((point,),) = (each["points"] for each in json.loads(result.stdout)["functions"])
+    assert (point["sms"], point["quota"]) == (1, 0.5)
+    assert point["rate_per_s"] > 1
+    assert kaas.status().shares == ()
+    assert [len(each.points) for each in read_profiles(file)] == [1]
 
 
 @pytest.mark.parametrize(
