@@ -12,7 +12,7 @@ from kaas.api.session import Session
 from kaas.errors import InvalidRequest
 from kaas.ktask.graph import KTask
 from kaas.ktask.variant import Variant
-from kaas.share import Share
+from kaas.share import ProfilePoint, Share
 from kaas.wire.packing import FunctionSignature, bind, bind_variants
 from kaas.wire.specs import ShareSpec, encode
 
@@ -104,6 +104,17 @@ def _check_share(share: object, slo_s: object) -> None:
         raise InvalidRequest(f'share="auto" and slo_s go together, not share={share!r} with slo_s={slo_s!r}')
     if slo_s is not None and not (isinstance(slo_s, int | float) and slo_s is not True and 0 < slo_s < math.inf):
         raise InvalidRequest(f"slo_s is a number of seconds above 0, not {slo_s!r}")
+
+
+def tell_profile(function: Function, points: Sequence[ProfilePoint]) -> None:
+    """Tell the pool what a function that has run there does with shares, as this program has measured it.
+
+    Raises:
+        NotInitialized, PoolStopped
+    """
+    label, keys = known_to_the_pool(function)
+    message = encode(ShareSpec(keys, "", label, None, points=tuple(points)))
+    current_session().set_share(f"profile of {keys}", message)
 
 
 def register_variants(name: str, variants: Sequence[Variant], constants: Mapping[str, Any]) -> Function:

@@ -7,6 +7,7 @@ import hashlib
 import msgspec
 
 from kaas.executor.run_stats import RunStats
+from kaas.share import ProfilePoint
 
 INLINE_INPUT_BYTES = 64 << 10
 """By-value inputs up to this many bytes in all travel in the message; larger ones through Ray's object store."""
@@ -79,11 +80,12 @@ class Invocation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ShareSpec(msgspec.Struct, frozen=True, array_like=True):
-    """A program's wish for the share of a function or a client.
+    """A program's wish for the share of a function or a client, or what it has measured of a function with shares.
 
     functions: the keys of the function's kTasks, those with constants as `key@constants`; empty for a client's share.
     label: the function's name for people. share: sms, the least and the most of the quota; None: no share, or the pool
     chooses it for a promise. slo_s: the latency that is promised. best_effort: of requests that would be late.
+    points: what was measured; the share stays as it is. Empty in a wish.
     """
 
     functions: tuple[str, ...]
@@ -92,6 +94,7 @@ class ShareSpec(msgspec.Struct, frozen=True, array_like=True):
     share: tuple[float, float, float] | None
     slo_s: float | None = None
     best_effort: bool = True
+    points: tuple[ProfilePoint, ...] = ()
 
 
 class CacheCommandSpec(msgspec.Struct, frozen=True, array_like=True):

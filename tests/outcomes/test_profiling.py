@@ -217,7 +217,15 @@ def test_production_goes_on_beside_a_profiler_with_a_share_of_its_own(production
     low, high = (each["rate_per_s"] for each in function["points"])
     assert 1.5 < high / low < 2.7
     assert kaas.status().shares == (), "the profiler's share ends with it"
+    known = {each.function: [point.quota for point in each.points] for each in kaas.stats().profiles}
+    assert known["quarter 1"] == [0.2, 0.4], "the pool knows it at once"
     kaas.set_share(production.function, kaas.Share(1.0, (0.9, 1.0)))
+    Path("same.json").write_text(task_of(2).to_json())
+    same = subprocess.run(
+        [sys.executable, "-m", "kaas.cli", "profile", "same.json", *arguments[2:]], capture_output=True, text=True,
+        timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert "InvalidRequest: function 'quarter 2' has a share in this pool" in same.stderr
     refused = subprocess.run(
         [sys.executable, "-m", "kaas.cli", *arguments, "--fresh"], capture_output=True, text=True, timeout=TIMEOUT_S,
         check=False,
@@ -225,6 +233,8 @@ def test_production_goes_on_beside_a_profiler_with_a_share_of_its_own(production
     assert refused.returncode == 1
     assert "InvalidShare" in refused.stderr
     assert "quarter 2" in refused.stderr
+    (left,) = kaas.status().shares
+    assert left.of == "function 'quarter 2'", "the share of production stays"
 
 
 @pytest.mark.usefixtures("folder")

@@ -12,7 +12,7 @@ from typing import Any
 
 from kaas.api import program
 from kaas.api.function import Function, known_to_the_pool, signatures_and_constants, variants_of
-from kaas.api.registration import set_share
+from kaas.api.registration import set_share, tell_profile
 from kaas.bench.profiling.grid import Place, ProfileGrid
 from kaas.bench.profiling.measuring import measure
 from kaas.config import Config, Device, FunctionProfile
@@ -151,16 +151,25 @@ class Profiler:
     def run(self, variant: ProfiledVariant, inputs: Mapping[str, Any]) -> FunctionProfile | None:
         """Measure what the file lacks of a kTask, and return its profile; None if there is no point.
 
+        Its requests are those of a client of their own, which has the share: others may call the same function.
+
         Raises:
+            InvalidRequest: the function has a share itself, which comes before its client's.
             KaasError: a request failed, or others are promised what a share needs. What was measured is in the file.
         """
+        name, _ = known_to_the_pool(variant.function)
+        if any(each.of == f"function {name!r}" for each in program.status().shares):
+            raise InvalidRequest(
+                f"function {name!r} has a share in this pool, which would be measured: profile it in another"
+            )
+        client = f"profile-{token_hex(4)}"
         kept = self._kept(variant)
         known = kept.points if kept is not None and not self.fresh else ()
         points = {(each.sms, each.quota): each for each in known if each.batch == variant.batch}
-        send = partial(_sent, partial(variant.function.call, **inputs))
+        send = partial(_sent, partial(variant.function.options(client=client).call, **inputs))
         while (place := self.grid.next(_measured(points))) is not None and not self.stop():
             sms, quota = place
-            set_share(variant.function, Share(sms, (quota, quota)))
+            set_share(client, Share(sms, (quota, quota)))
             figures = measure(send, self.devices.window_s, self.devices.count, self.stop)
             if figures is None:
                 break
@@ -168,8 +177,12 @@ class Profiler:
             points[place] = ProfilePoint(sms, quota, rate, p99_s, variant.batch, p50_s, variant.device_bytes, requests)
             self._keep(variant, kept, points)
             self.tell(f"{variant.label}: {self.shown(sms)} SMs, {quota:g} of the time: {rate:.4g} requests/s")
-        set_share(variant.function, None)
-        return self._keep(variant, kept, points) if points else None
+        set_share(client, None)
+        if not _measured(points):
+            return None
+        profile = self._keep(variant, kept, points)
+        tell_profile(variant.function, profile.points)
+        return profile
 
     def shown(self, sms: float) -> str:
         """Return a part of the SMs as a number of them."""

@@ -86,7 +86,7 @@ class Pool:
         self.quarantine = Quarantine(config.faults_allowed, None, config.client_faults_allowed)
         self.events = event_log.EventLog()
         missed = getattr(self._policy.policy, "missed_windows", dict)  # a user's own policy may not count them
-        self.shares = PoolShares(self.handle, self._profiles.points, missed)
+        self.shares = PoolShares(self.handle, self._profiles.points, self._profiles.keep, missed)
         shown = self._requests, self._workers, self._devices, self._background
         self.reports = Reports(*shown, self.events, self.shares)
         limit_s = config.run_limit_s

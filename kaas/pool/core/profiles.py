@@ -13,7 +13,7 @@ from kaas.pool.core.requests import Request
 from kaas.scheduling.events import FunctionKnown, ObjectUse, PhysicalDevice, RequestDone
 from kaas.scheduling.policies.estimates import MOST_FUNCTIONS, moved
 from kaas.scheduling.sharing.scaling import Configuration
-from kaas.share import ProfilePoint
+from kaas.share import ProfilePoint, as_points
 from kaas.store import PROFILES, Store, decoded
 
 WRITE_EVERY_S = 5.0
@@ -121,6 +121,28 @@ class Profiles:
                 found |= dict.fromkeys(map(_configuration, each.points if each.kind in kinds else ()))
         return tuple(found)
 
+    def keep(self, functions: Iterable[str], points: tuple[ProfilePoint, ...]) -> None:
+        """Take in what a program has measured of a function that has run here. Its next requests tell the policy.
+
+        Args:
+            functions: as of `points`.
+            points: on the devices of the pool, which are of one kind.
+
+        Raises:
+            InvalidConfig: two points are of one share, or there are too many.
+        """
+        points = as_points(points)
+        self._add_up()
+        kinds = {device.kind for device in self._devices}
+        identities = {each.partition("@")[0] for each in functions}
+        for times in [each for identity in identities for each in self._times.get(identity, {}).values()]:
+            if times.kind in kinds:
+                times.points = points
+                if self._store is not None:
+                    self._unwritten[times.kind, times.identity] = times
+        self.told -= {flow for flow in self.told if flow.partition("@")[0] in identities}
+        self._write_later()
+
     def add(self, request: Request, done: RequestDone) -> None:
         """Take in a request that succeeded."""
         assert request.device is not None, "it has run"
@@ -128,6 +150,9 @@ class Profiles:
         self._ended.append((call.identity, call.label, request.device, call.uses, done))  # not the payload
         if len(self._ended) >= BATCH:
             self._add_up()
+        self._write_later()
+
+    def _write_later(self) -> None:
         if self._store is not None and not self._writes:
             self._writes = True
             self._loop.call_later(WRITE_EVERY_S, self.write)

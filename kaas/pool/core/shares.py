@@ -17,7 +17,7 @@ from kaas.scheduling.events import Event, PromiseKnown, ShareGone, ShareKnown
 from kaas.scheduling.sharing.packing import DevicePacking
 from kaas.scheduling.sharing.rectangles import DeviceExtent
 from kaas.scheduling.sharing.scaling import Configuration, SloUnmet, choices_of
-from kaas.share import Share
+from kaas.share import ProfilePoint, Share
 from kaas.wire.specs import ShareSpec
 from kaas.wire.status.status import DeviceStatus, PromiseStatus, ShareStatus
 
@@ -72,6 +72,7 @@ class PoolShares:
     Args:
         tell: gives an event to the policy.
         profile: returns what is measured of a function with a share, by the keys of its kTasks and its label.
+        keep: takes what a program has measured of it, after these keys.
         missed: returns how many windows each share has missed, by the policy's count.
 
     Fields:
@@ -82,9 +83,10 @@ class PoolShares:
         self,
         tell: Callable[[Event], None],
         profile: Callable[[Sequence[str], str], tuple[Configuration, ...]],
+        keep: Callable[[Sequence[str], tuple[ProfilePoint, ...]], None],
         missed: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        self._tell, self._profile, self._missed = tell, profile, missed
+        self._tell, self._profile, self._keep, self._missed = tell, profile, keep, missed
         self._loop = asyncio.get_running_loop()
         self.given: dict[str, _GivenShare] = {}
         self._functions: dict[str, str] = {}  # the share of each function
@@ -97,12 +99,15 @@ class PoolShares:
         return function or (client if client in self.given else "")
 
     def set(self, spec: ShareSpec, session: str) -> None:
-        """Give a function or a client a share, change it, or take it away, from the next dispatch on.
+        """Give a function or client a share, change it, or take it away, from the next dispatch on; or keep a profile.
 
         Raises:
             InvalidShare: it is none, the leasts of all shares do not fit a device together, or the configuration has
-                the client's share.
+                the client's share. InvalidConfig: the profile is none.
         """
+        if spec.points:
+            self._keep(spec.functions, spec.points)
+            return
         name = f"function {spec.functions[0]}" if spec.functions else _of_client(spec.client)
         label = f"function {spec.label!r}" if spec.functions else f"client {spec.client!r}"
         before = self.given.get(name)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from kaas.config import Config, Device, FunctionProfile
-from kaas.errors import InvalidShare
+from kaas.errors import InvalidConfig, InvalidShare
 from kaas.executor.cache.tiers import TierUse
 from kaas.pool.core import profiles
 from kaas.pool.core.core import Pool
@@ -23,7 +23,8 @@ from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from kaas.scheduling.sharing.scaling import Configuration
 from kaas.share import ProfilePoint
 from kaas.store import PROFILES, SqliteStore, Store
-from kaas.wire.specs import RunRecord, ShareSpec
+from kaas.wire.specs import RunRecord, ShareSpec, decode_share
+from kaas.wire.specs import encode as encode_spec
 from kaas.wire.status.stats import Stats
 from kaas.wire.status.status_codec import decode, encode
 from tests.pool.fake_workers import FakeWorkers, begin, settle
@@ -256,3 +257,43 @@ def test_a_promise_that_no_measured_share_keeps_is_refused(store: SqliteStore) -
 
     play(scenario, reopened(store), profiles=given)
     play(scenario, reopened(store))  # the store has it
+
+
+def test_what_a_program_measures_in_a_running_pool_is_told_with_the_next_request_and_kept(store: SqliteStore) -> None:
+    points = (ProfilePoint(0.25, 0.5, 40.0, 0.1),)
+    spec = ShareSpec(("the key of f@1",), "", "f", None, points=points)
+
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        for one in (call("g"), call(), call(constants="2")):
+            await ran(pool, workers, one, 1.0)
+        pool.shares.set(ShareSpec(("the key of f@1",), "", "f", (0.5, 0.5, 1.0)), "")
+        pool.shares.set(decode_share(encode_spec(spec)), "")
+        assert [each.of for each in pool.status().shares] == ["function 'f'"], "its share stays as it is"
+        for one in (call("g"), call(), call(constants="2"), call()):
+            await ran(pool, workers, one, 1.0)
+        pool.shares.set(spec, "")
+        assert {each.function: each.points for each in pool.stats().profiles} == {"f": points, "g": ()}
+
+    story = play(scenario, reopened(store))
+    told = [(each.function, each.points) for each in story if isinstance(each, FunctionKnown)]
+    configuration = (Configuration(0.25, 0.5, 40.0, 0.1),)
+    assert told == [("the key of f@2", ()), ("the key of f@1", configuration), ("the key of f@2", configuration)]
+
+    async def next_epoch(pool: Pool, workers: FakeWorkers) -> None:
+        await ran(pool, workers, call(), 1.0)
+
+    (known, _) = play(next_epoch, reopened(store))
+    assert isinstance(known, FunctionKnown)
+    assert known.points == configuration
+
+
+def test_what_a_program_measures_of_a_function_that_never_ran_is_nothing() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        twice = (ProfilePoint(0.25, 0.5, 40.0, 0.1), ProfilePoint(0.25, 0.5, 41.0, 0.1))
+        with pytest.raises(InvalidConfig, match="two of one share"):
+            pool.shares.set(ShareSpec(("the key of f",), "", "f", None, points=twice), "")
+        pool.shares.set(ShareSpec(("h",), "", "h", None, points=(ProfilePoint(0.25, 0.5, 40.0, 0.1),)), "")
+        await ran(pool, workers, call(), 1.0)
+        assert [each.points for each in pool.stats().profiles] == [()]
+
+    play(scenario)

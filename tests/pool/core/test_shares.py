@@ -24,7 +24,7 @@ def played(scenario: Callable[[PoolShares, list[Event]], None]) -> None:
 
     async def main() -> None:
         told: list[Event] = []
-        scenario(PoolShares(told.append, lambda *_: ()), told)
+        scenario(PoolShares(told.append, lambda *_: (), lambda *_: None), told)
 
     asyncio.run(main())
 
