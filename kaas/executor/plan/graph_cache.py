@@ -40,8 +40,9 @@ CHAIN_GROWTH = 4
 """The ratio of lengths of a chain and the next shorter one. A chain is made for requests that launch it at least so
 many times: for fewer launches, changing its many parameters takes longer than the launches that it saves."""
 
-MAX_CHAINS = 32
-"""Beyond them, the graphs of a part of the device are closed that were used longest ago. One request needs few."""
+MAX_PARTITION_KERNELS = 1024
+"""Kernels of a plan's graphs for parts of the device: beyond them, graphs are closed that were used longest ago. They
+take 2 to 3 KB each. The graphs of one request have fewer, or there is one."""
 
 MAX_CHAIN_KERNELS = 128
 """The most kernels of a chain: its launch then costs little compared with even the smallest kernels."""
@@ -174,11 +175,17 @@ class GraphCache:
     def _chain(self, length: int, partition: SmPartition | None) -> _Chain:
         chain = self._chains.pop((length, partition), None)
         if chain is None:
-            if len(self._chains) >= MAX_CHAINS:
-                self._chains.pop(next(key for key in self._chains if key[1] is not None)).close()
+            if partition is not None:
+                self._make_room(length)
             chain = _Chain(self.plan, self._device.graph(), length, partition)
         self._chains[length, partition] = chain  # the last one is the most recently used
         return chain
+
+    def _make_room(self, length: int) -> None:
+        """Close graphs of parts of the device until there is room for another one."""
+        kept = [key for key in self._chains if key[1] is not None]
+        while kept and (length + sum(each for each, _ in kept)) * len(self.plan.launches) > MAX_PARTITION_KERNELS:
+            self._chains.pop(kept.pop(0)).close()
 
 
 class SlotPlans:

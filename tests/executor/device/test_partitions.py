@@ -14,9 +14,10 @@ from kaas.executor.client_slots import Isolation
 from kaas.executor.device.device import open_device
 from kaas.executor.device.partitions import MOST_PARTITIONS, Partitions, SmPartition
 from kaas.executor.executor import Executor, RunRequest
-from kaas.executor.plan.graph_cache import MAX_CHAINS
+from kaas.executor.plan.graph_cache import MAX_PARTITION_KERNELS
 from kaas.ktask.request import encode_scalars
 from softgpu import Model, Takes
+from tests.executor.conftest import graphs_of
 
 SMS, STEP, TAKES_S = 128, 4, 0.002
 CODE = """.version 8.0
@@ -136,18 +137,19 @@ def test_kernels_run_on_the_sms_of_their_request(isolation: Isolation, *, profil
 
 
 @pytest.mark.usefixtures("with_sms")
-def test_requests_on_ever_other_sms_have_the_graphs_that_they_launch() -> None:
-    """A request of a long and a shorter chain finds the long one, the oldest of as many as a slot keeps."""
+@pytest.mark.parametrize("kernels", [8, MAX_PARTITION_KERNELS + 1])
+def test_requests_on_ever_other_sms_have_their_graphs_and_no_more_than_have_room(kernels: int) -> None:
+    """Of 8 kernels, graphs of 128 fill the room. The last request needs the oldest of these, and a shorter one."""
     y = kaas.Buffer("y", 1, "uint32")
     kernel = kaas.Kernel(kaas.Library.from_ptx(CODE), "full", 1, 1, [kaas.Out(y)])
-    task = kaas.KTask([kernel], [y], iterations=kaas.Scalar("times", "u32"))
+    task = kaas.KTask([kernel] * kernels, [y], iterations=kaas.Scalar("times", "u32"))
+    long = 64 if kernels == 8 else 1
 
-    def run(sms: int, times: int) -> int:
-        scalars = encode_scalars(task, {"times": times})
-        return int(executor.run(RunRequest(task, {}, scalars, share="a", sms=sms)).outputs["y"][0])
-
-    with closing(Executor(open_device("software", 1))) as executor:
-        assert run(STEP, 256) == 7
-        for number in range(MAX_CHAINS - 2):
-            assert run((number + 2) * STEP, 1) == 7
-        assert run(STEP, 272) == 7
+    with closing(Executor(open_device("software", 1), slots=1)) as executor:
+        for number, times in [*((number, long) for number in range(8)), (0, long + 4)]:
+            scalars = encode_scalars(task, {"times": times})
+            run = executor.run(RunRequest(task, {}, scalars, share="a", sms=(number + 1) * STEP))
+            assert int(run.outputs["y"][0]) == 7
+        made = graphs_of(executor, task)._chains
+        of_partitions = [length * kernels for length, partition in made if partition is not None]
+    assert sum(of_partitions) <= MAX_PARTITION_KERNELS or len(of_partitions) == 1
