@@ -24,7 +24,7 @@ from tests.timeouts import TIMEOUT_S, until
 
 pytestmark = pytest.mark.processes
 
-MODEL = "[kernels]\nf = [4e-3]\ng = [4e-3]\n"
+MODEL = "[kernels]\nf = [1e-2]\ng = [1e-2]\n"
 PROMISE = """
 import sys, kaas
 kaas.init(ray=False, name=sys.argv[1])
@@ -37,7 +37,7 @@ kaas.shutdown()
 
 @pytest.fixture
 def shared(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Server]:
-    """Start a server with one device of SMS SMs on which f and g take 4 ms, and with these shares of clients."""
+    """Start a server with one device of SMS SMs on which f and g take 10 ms, and with these shares of clients."""
     (tmp_path / "model.toml").write_text(MODEL)
     monkeypatch.setenv("SOFTGPU_MODEL", str(tmp_path / "model.toml"))
 
@@ -141,7 +141,7 @@ def test_bob_with_a_tenth_of_the_time_gets_a_tenth_though_he_sends_twenty_times_
     with client(server, "alice") as alice, client(server, "bob") as bob, client(server, "boss") as boss:
         alice.register(task_of("f"), name="f")
         bob.register(task_of("g"), name="g")
-        callers = [threading.Thread(target=flood, args=each) for each in ((alice, "f", 2), (bob, "g", 40))]
+        callers = [threading.Thread(target=flood, args=each) for each in ((alice, "f", 8), (bob, "g", 160))]
         for each in callers:
             each.start()
 
@@ -158,4 +158,4 @@ def test_bob_with_a_tenth_of_the_time_gets_a_tenth_though_he_sends_twenty_times_
             for each in callers:
                 each.join(TIMEOUT_S)
     had = {name: end.get(name, 0.0) - begin.get(name, 0.0) for name in ("alice", "bob")}
-    assert had["bob"] / sum(had.values()) == pytest.approx(0.1, abs=0.04)
+    assert had["bob"] / sum(had.values()) == pytest.approx(0.1, abs=0.05)

@@ -123,13 +123,13 @@ class Pool:
             self.quarantine.open(store)
             self._profiles.open(store)
             charged_s = self._accounts.charged_s()
+        self.shares.regrant(self._config.clients)
         now_s = self._loop.time()
         for survivor in survivors:
             self._adopt(survivor, now_s)
         for client in dict.fromkeys((*self._config.clients, *charged_s)):
             self.handle(client_known(now_s, client, self._config.clients.get(client), charged_s.get(client, 0.0)))
-        self.shares.regrant(self._config.clients)
-        self.handle(Tick(self._loop.time()))
+        self.handle(Tick(now_s))
 
     def _adopt(self, survivor: Survivor, now_s: float) -> None:
         device = self._devices[survivor.start.device]
@@ -317,7 +317,8 @@ class Pool:
         client = request.call.client
         if self._accounts is not None and (not abandoned or client in self._sessions):
             self._accounts.charge(client, device_s)
-        self.shares.charge(request.share, device_s, request.part)
+        if request.share:
+            self.shares.charge(request.share, device_s, request.part)
 
     # --- the policy
 

@@ -184,6 +184,7 @@ def test_the_command_prints_json_of_the_documented_shape(tmp_path: Path) -> None
                 "c0": {"requests": 2, "mean_latency_s": 2.0, "charged_s": 1.0, "p99_latency_s": 2.0},
                 "default": {"requests": 1, "mean_latency_s": 2.0, "charged_s": 0.0, "p99_latency_s": 2.0},
             },
+            "per_share": {},
         },
     }
     assert msgspec.json.decode(msgspec.json.encode(run(**told))) == json.loads(ended.stdout)
