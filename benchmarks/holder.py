@@ -8,6 +8,10 @@ median of the rounds, at the worst of the levels of isolation.
 
 memory_of_four: four clients with executors of their own call one model of 500 MB: the memory of all processes of the
 pool over that with one client. Run it as root: processes with walls show nobody else their memory.
+
+memory_of_four_etasks: the same of a pool on Ray, in which eTasks of four clients read the model's constants with
+`kaas.device_constants`. Ray's own processes and its store count as the pool's; the figures `etasks_alone_*` are of the
+eTasks and the holder only.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -111,6 +115,49 @@ def memory_of(nbytes: int, clients: int) -> float:
         return memory_mb([*descendants(os.getpid())])
 
 
+class _Reader:
+    """An eTask that keeps a model's constants mapped, and runs its kernels on them."""
+
+    def __init__(self) -> None:
+        self.constants: Mapping[str, Any] = {}
+
+    def __call__(self, function: kaas.Function) -> list[Any]:
+        self.constants = kaas.device_constants(function)
+        x = np.ones(N, np.float32)
+        return list(kaas.run_local(function.task, {"x": x, **self.constants}).values())
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def is_holder(pid: int) -> bool:
+    """Return True for a process that holds constants for eTasks."""
+    with suppress(OSError):  # it has ended
+        return "HolderActor" in Path(f"/proc/{pid}/cmdline").read_text()
+    return False
+
+
+def memory_of_etasks(nbytes: int, clients: int) -> tuple[float, float]:
+    """Return the MiB of all processes of a pool whose eTasks, of so many clients, read one model, and of the eTasks."""
+    import ray
+
+    device = kaas.Device("software", DEVICE_BYTES)
+    config = kaas.Config(devices=(device,), policy="exclusive", etask_workers=CLIENTS)
+    kaas.init(address="local", name=f"holder eTasks {os.getpid()}", config=config)
+    try:
+        function, reader = model(nbytes), kaas.etask(_Reader)
+        pids = []
+        for number in range(clients):
+            mine: Any = reader.options(client=f"client {number}")
+            for value, output in enumerate(ray.get(mine.remote(function))):
+                np.testing.assert_array_equal(output, np.full(N, 0.5 + value, np.float32))
+            pids.append(ray.get(mine.pid.remote()))
+        processes = [*descendants(os.getpid())]
+        return memory_mb(processes), memory_mb([*pids, *filter(is_holder, processes)])
+    finally:
+        kaas.shutdown()
+
+
 def main() -> None:
     options = parser((__doc__ or "").partition("\n")[0])
     options.add_argument("--mb", type=positive, default=2048, help="constants on the device when its executor ends")
@@ -125,10 +172,14 @@ def main() -> None:
         over.append(answer["full"]["after_kill_s"] / answer["empty"]["after_kill_s"])
         detail[f"{level}_warm_after_kill"] = over[-1]
     one_mb, four_mb = (memory_of(chosen.model_mb << 20, clients) for clients in (1, CLIENTS))
+    one, four = (memory_of_etasks(chosen.model_mb << 20, clients) for clients in (1, CLIENTS))
     detail |= {"one_process_mb": one_mb, "four_processes_mb": four_mb}
+    detail |= {"one_etask_mb": one[0], "four_etasks_mb": four[0]}
+    detail |= {"etasks_alone_one_mb": one[1], "etasks_alone_four_mb": four[1]}
     bars: dict[str, Bar] = {
         "warm_after_kill": (max(over), "<=", 1.5),
         "memory_of_four": (four_mb / one_mb, "<=", 1.2),
+        "memory_of_four_etasks": (four[0] / one[0], "<=", 1.2),
     }
     report("holder", bars, detail, chosen.json)
 

@@ -46,7 +46,7 @@ from kaas.share import ProfilePoint, Share
 
 if TYPE_CHECKING:
     from kaas.api.caching import flush, pin, prefetch, put, unpin
-    from kaas.api.etasks import ETask, etask
+    from kaas.api.etasks import ETask, device_constants, etask
     from kaas.api.function import Function, call
     from kaas.api.program import init, invoke, pardon, shutdown, stats, status
     from kaas.api.registration import register, set_share
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from kaas.futures import Future
     from kaas.models.model import CompiledModel, load
     from kaas.wire.resident import Resident
+    from kaas.worker.held.device_array import DeviceArray
 
 __all__ = [
     "AsyncClient",
@@ -65,6 +66,7 @@ __all__ = [
     "CompiledModel",
     "Config",
     "Device",
+    "DeviceArray",
     "ETask",
     "Function",
     "FunctionProfile",
@@ -92,6 +94,7 @@ __all__ = [
     "c128",
     "cache_root",
     "call",
+    "device_constants",
     "errors",
     "etask",
     "f16",
@@ -126,11 +129,12 @@ _ON_DEMAND = {
     **dict.fromkeys(("init", "invoke", "pardon", "shutdown", "stats", "status"), "kaas.api.program"),
     **dict.fromkeys(("Function", "call"), "kaas.api.function"),
     **dict.fromkeys(("flush", "pin", "prefetch", "put", "unpin"), "kaas.api.caching"),
-    **dict.fromkeys(("ETask", "etask"), "kaas.api.etasks"),
+    **dict.fromkeys(("ETask", "device_constants", "etask"), "kaas.api.etasks"),
     **dict.fromkeys(("CompiledModel", "load"), "kaas.models.model"),
     "AsyncClient": "kaas.client.async_client",
     "Client": "kaas.client.client",
     "Future": "kaas.futures",
+    "DeviceArray": "kaas.worker.held.device_array",
     "Resident": "kaas.wire.resident",
     **dict.fromkeys(("register", "set_share"), "kaas.api.registration"),
     "run_local": "kaas.executor.local",

@@ -45,6 +45,7 @@ SECTIONS = {
         "Null",
     ),
     "Calling": ("register", "Function", "call", "Future", "invoke", "run_local", "View", "Resident", "etask", "ETask"),
+    "Constants in eTasks": ("device_constants", "DeviceArray"),
     "Models": ("CompiledModel", "load", "Variant"),
     "What devices keep": ("put", "prefetch", "pin", "unpin", "flush", "cache_root"),
     "Servers": ("Client", "AsyncClient"),

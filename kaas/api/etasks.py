@@ -9,12 +9,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, overload
 
-from kaas.api.function import Options
+from kaas.api.function import Function, Options, signatures_and_constants
 from kaas.api.ray_session import STORE, RaySession, ray_session_for
 from kaas.errors import InvalidRequest, KaasError
 from kaas.pool.executors.registered_etasks import etask_spec
 from kaas.wire import specs
 from kaas.wire.etask_values import packed, pickled, split
+from kaas.worker import etask_actor
+from kaas.worker.held.device_array import DeviceArray
 
 RESERVED = ("remote", "options", "bind")
 """A class of eTasks cannot have methods of these names, since its handle has them."""
@@ -186,6 +188,46 @@ class _Method:
     def remote(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the method, as `ETask.remote` does."""
         return self._etask._call(self._name, args, kwargs)
+
+
+def device_constants(function: Function) -> dict[str, DeviceArray]:
+    """Return the constants of a function as arrays on this eTask's device, without a copy, by the names of buffers.
+
+    Call it inside an eTask, with a Function that is an argument of the eTask or one of its globals. A holder, a process
+    for each device, has the constants once for all eTasks of the pool; the eTask's process maps them. The arrays are
+    read-only; `kaas.DeviceArray` says which libraries take them. Constants that no eTask maps any more stay with the
+    holder until it needs their room. If the holder ends, mapped constants stay, and the next holder starts empty.
+
+    On Ray, a process that has a Function can read its constants (`ray.get`), and so it can here; a Function whose
+    options name another client than the eTask's is refused.
+
+    Returns:
+        A `kaas.DeviceArray` for each constant; of a model those of all its variants. Empty for a function without.
+
+    Raises:
+        InvalidRequest: no eTask runs in this process, or the function is no Function or another client's.
+        InputFailed: a constant was a reference whose task failed. WrongSize, WrongShape, WrongDtype: the value of a
+            reference does not fit the buffer.
+        OutOfDeviceMemory: the holder, or this process, has no room for the constants.
+        DeviceLost: a kernel of this process has lost the device. DeviceUnavailable: holders end again and again.
+    """
+    here = etask_actor.constants
+    if here is None:
+        raise InvalidRequest(
+            "kaas.device_constants is for eTasks: it maps constants on the device of an eTask's process"
+        )
+    if not isinstance(function, Function):
+        raise InvalidRequest(f"kaas.device_constants takes a kaas.Function, not {function!r}")
+    if function.client not in (None, here.client):
+        raise InvalidRequest(f"{function!r} is of client {function.client!r}, and this eTask runs for {here.client!r}")
+    signatures, refs = signatures_and_constants(function)
+    bound = {each.buffer: each for signature in signatures for each in signature.spec.bindings}
+    if not bound:
+        return {}
+    constants, *awaited = refs
+    buffers = {each.name: each for signature in signatures for each in signature.task.inputs if each.name in bound}
+    mapped = here.mapped(constants, awaited, sum(buffer.nbytes for buffer in buffers.values()))
+    return {name: mapped.array(buffers[name], binding.entry, binding.offset_bytes) for name, binding in bound.items()}
 
 
 def _refuse_coroutines(target: Any) -> None:

@@ -48,6 +48,12 @@ class _Versioned(ctypes.Structure):
     )
 
 
+class _Unversioned(ctypes.Structure):
+    """DLManagedTensor."""
+
+    _fields_ = (("tensor", _Header), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
 _is_capsule = ctypes.pythonapi.PyCapsule_IsValid
 _is_capsule.argtypes, _is_capsule.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_int
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -196,3 +202,52 @@ def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
             return False
         expected *= extent
     return True
+
+
+# --- the other way: memory of this process for other libraries
+
+READ_ONLY = 1
+"""The flag of version 1 (DLPACK_FLAG_BITMASK_READ_ONLY)."""
+_CODES = {name: codes for codes, name in DLPACK_DTYPES.items()}
+_exported: dict[int, tuple[Any, ...]] = {}
+"""By the address of an exported tensor: what must live until its consumer deletes it."""
+_end = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda managed: _exported.pop(managed, None) and None)
+_ended_type = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+_is_named = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+_managed_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, _ended_type)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+
+
+def _delete_unused(capsule: int) -> None:
+    """Delete the tensor of a capsule that ends, unless a consumer has renamed the capsule and taken the tensor."""
+    for name in _NAMES:
+        if _is_named(capsule, name):
+            _exported.pop(_managed_in(capsule, name), None)
+
+
+_unused = _ended_type(_delete_unused)
+
+
+def exported(tensor: Tensor, *, versioned: bool) -> Any:
+    """Return a read-only tensor of a CUDA device as a capsule, which keeps its owner alive until a consumer is done.
+
+    versioned: as of version 1, which can say that it is read-only; the device must refuse writes in any case.
+    """
+    code, bits = _CODES[tensor.dtype]
+    extents = (ctypes.c_int64 * len(tensor.shape))(*tensor.shape)
+    strides, step = (ctypes.c_int64 * len(tensor.shape))(), 1
+    for axis in reversed(range(len(tensor.shape))):
+        strides[axis] = step
+        step *= tensor.shape[axis]
+    axes = len(tensor.shape), code, bits, 1, extents, strides, 0
+    header = _Header(tensor.address, _CUDA, tensor.device, *axes)
+    deleter = ctypes.cast(_end, ctypes.c_void_p)
+    managed: Any = _Unversioned(header, None, deleter)
+    if versioned:
+        managed = _Versioned(*_VERSION, None, deleter, READ_ONLY, header)
+    _exported[ctypes.addressof(managed)] = managed, extents, strides, tensor
+    return _new_capsule(ctypes.addressof(managed), _NAMES[0 if versioned else 1], _unused)

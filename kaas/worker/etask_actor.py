@@ -21,23 +21,31 @@ from kaas.wire.etask_values import AttachedArgument, packed, pickled
 from kaas.wire.outputs import InputLost, unpacked
 from kaas.wire.resident import Resident
 from kaas.wire.status.status import WorkerInfo
+from kaas.worker.epochs import WorkerPost
+from kaas.worker.held.etask_constants import ETaskConstants
 
 WATCH = "watch"
 """The concurrency group of `watch`; all other methods run on one thread, always the same."""
 
 
+constants: ETaskConstants | None = None
+"""Those of the eTask that runs in this process, if one does."""
+
+
 class ETaskActor:
     """The worker of one client for one eTask. The first call loads the code and makes the instance."""
 
-    def __init__(self, device: Device, code: bytes, path: Sequence[str]) -> None:
+    def __init__(self, device: Device, code: bytes, path: Sequence[str], post: WorkerPost) -> None:
         """
         Args:
             code: (function or class, positional and keyword arguments to make the instance with), pickled.
             path: more folders of modules.
+            post: of the worker.
         """
         self._device = device
         self._code = code
         self._path = path
+        self._post = post
         self._target: Any = None
         self._is_instance = False
 
@@ -52,6 +60,8 @@ class ETaskActor:
 
             os.environ["CUDA_VISIBLE_DEVICES"] = "0"
             software.load(self._device)
+        global constants
+        constants = ETaskConstants(self._device, self._post)
         node = ray.get_runtime_context().get_node_id()
         return WorkerInfo(os.getpid(), node, "", self._device.memory_bytes or 0, (0, 0))
 

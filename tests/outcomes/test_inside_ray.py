@@ -110,6 +110,15 @@ def etask() -> Any:
     return ray.get(triple.remote(numbers()))
 
 
+@kaas.etask
+def added(function: kaas.Function, b: Any) -> Any:
+    return kaas.run_local(add_task(), {**kaas.device_constants(function), "b": b})["c"]
+
+
+def device_constants() -> Any:
+    return ray.get(added.remote(kaas.register(add_task(), {"a": numbers() * 2}), numbers()))
+
+
 def init() -> Any:
     assert not kaas.init(name=NAME)
     return call()
@@ -140,6 +149,7 @@ CALLS = [
         stats,
         status,
         etask,
+        device_constants,
         init,
         run_local,
     ),

@@ -7,12 +7,16 @@ import pickle
 import pytest
 
 from kaas.config import Device
+from kaas.scheduling.decisions import StartWorker
+from kaas.scheduling.events import WorkerKind
 from kaas.wire import specs
 from kaas.wire.etask_values import packed
 from kaas.worker import etask_actor
+from kaas.worker.epochs import WorkerPost
 from kaas.worker.etask_actor import ETaskActor
 
 NOW_S = [0.0]
+POST = WorkerPost(StartWorker(1, WorkerKind.ETASK, 0, "a", "f"), None)
 
 
 class Slow:
@@ -28,7 +32,7 @@ class Slow:
 
 def test_the_making_of_the_instance_is_a_part_of_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(etask_actor, "perf_counter", lambda: NOW_S[0])
-    actor = ETaskActor(Device("software"), pickle.dumps((Slow, (), {})), ())
+    actor = ETaskActor(Device("software"), pickle.dumps((Slow, (), {})), (), POST)
     call = specs.encode(specs.ETaskCall("key", "a", None, 0, True, "", packed(((), {})), "", 0))
     replies = [specs.decode_etask_reply(actor.call(call, ())[1]) for _ in range(2)]
     assert [(reply.seconds, reply.load_s) for reply in replies] == [(4.0, 3.0), (1.0, 0.0)]

@@ -234,9 +234,10 @@ _WRITE = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 
 
 def sealed_file(values: Sequence[tuple[int, Any]], whole_bytes: int, ordinal: int, device: str) -> int:
-    """Make device memory of values, and return its descriptor: each process can read it, and none can write it.
+    """Make device memory of values, and return its descriptor, by which other processes map it and read.
 
-    Only a software device has such memory: the driver of a GPU lets each process that has a descriptor write.
+    Memory of a software device is sealed: no process can write it. The driver of a GPU lets each process that has a
+    descriptor map the memory as it likes.
 
     Args:
         values: each with its offset, a multiple of 256.
@@ -247,7 +248,9 @@ def sealed_file(values: Sequence[tuple[int, Any]], whole_bytes: int, ordinal: in
     Raises:
         OutOfDeviceMemory: the device, or the machine, has not enough.
     """
-    HOST_ROOM.check(whole_bytes, device)
+    sealed = bool(softgpu.loaded_devices())
+    if sealed:
+        HOST_ROOM.check(whole_bytes, device)
     properties = driver.CUmemAllocationProp()
     properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -263,9 +266,11 @@ def sealed_file(values: Sequence[tuple[int, Any]], whole_bytes: int, ordinal: in
                 data = np.frombuffer(value, np.uint8) if len(value) else np.empty(0, np.uint8)
                 if data.nbytes:
                     call(driver.cuMemcpyHtoD, mapped.address + offset_bytes, data.ctypes.data, data.nbytes)
+            call(driver.cuStreamSynchronize, 0)  # a copy of pageable memory may return before its end
         finally:
             mapped.close()
-        softgpu.seal(memory)
+        if sealed:
+            softgpu.seal(memory)
         return int(call(driver.cuMemExportToShareableHandle, memory, _FILE, 0))
     finally:
         call(driver.cuMemRelease, memory)
@@ -309,6 +314,11 @@ class HeldMemory:
         if not self._uses and self._mapping is not None:
             self._mapping.close()
             self._mapping = None
+
+    def free_idle(self) -> None:
+        """End one use, once the device has done all its work."""
+        call(driver.cuCtxSynchronize)
+        self.free(0)
 
     def written_at(self, address: int) -> int:
         """Return the address itself; nothing can write there."""

@@ -47,7 +47,8 @@ class RayBackend:
         """Return the executors, and the transport to workers of all kinds."""
         hosts = RayHosts(self._name, self._config, self._own, self.readiness)
         executors = Executors(router, hosts, residents)
-        return executors, WorkerTransports(executors, ETaskWorkers(self._config, self.etasks, self.readiness))
+        self.etask_workers = ETaskWorkers(self._config, self.etasks, self._own, self.readiness)
+        return executors, WorkerTransports(executors, self.etask_workers)
 
     def came(self, hello: PeerHello) -> None:
         """Do nothing: `PoolActor.attend` notices a session's end."""

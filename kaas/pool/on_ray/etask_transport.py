@@ -10,17 +10,20 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from kaas.config import Config
-from kaas.errors import ETaskFailed, InputFailed, KaasError
+from kaas.errors import DeviceUnavailable, ETaskFailed, InputFailed, KaasError
 from kaas.pool.executors.registered_etasks import ETaskPayload, ETasks
 from kaas.pool.executors.transport import WorkerCall, WorkerLost, WorkerReply
 from kaas.pool.on_ray.fetching import fetched
+from kaas.pool.on_ray.holders import HolderPlace, RayHolders
 from kaas.pool.on_ray.hosts import Resources, one_line
 from kaas.pool.on_ray.readiness import Readiness
 from kaas.scheduling.decisions import Dispatch, StartWorker
 from kaas.wire import specs
 from kaas.wire.outputs import Packed, StoredOutput, unpacked
 from kaas.wire.status.status import WorkerInfo
+from kaas.worker.epochs import WorkerPost
 from kaas.worker.etask_actor import WATCH, ETaskActor
+from kaas.worker.held.terms import HolderAddress
 
 CLOSE_LIMIT_S = 5.0
 """Time limit of an instance's own `close`."""
@@ -29,11 +32,15 @@ CLOSE_LIMIT_S = 5.0
 class ETaskWorkers:
     """The `WorkerTransport` of eTasks' workers, without commands about caches."""
 
-    def __init__(self, config: Config, etasks: ETasks, readiness: Readiness) -> None:
+    def __init__(self, config: Config, etasks: ETasks, own: Any, readiness: Readiness) -> None:
+        """Prepare to start workers. own: the handle of the pool's actor."""
         assert config.devices is not None, "a pool gets a resolved configuration"
         self._devices = config.devices
         self._share = 1 / config.etask_workers  # of its device, for each worker
         self._etasks = etasks
+        self._own = own
+        self._holders = RayHolders(config)
+        self._places: dict[int, tuple[int, str]] = {}  # device and node, by worker
         self._readiness = readiness
         self._resources = Resources()
         self._actors: dict[int, Any] = {}
@@ -46,14 +53,30 @@ class ETaskWorkers:
         options = {"num_cpus": 0, **self._resources.of(device, self._share)}
         decorate: Any = ray.remote  # Ray's types lack concurrency groups
         actor_class = decorate(concurrency_groups={WATCH: 1}, max_concurrency=1, **options)(ETaskActor)
-        actor = self._actors[start.worker] = actor_class.remote(device, etask.code, etask.spec.path)
+        actor = self._actors[start.worker] = actor_class.remote(
+            device, etask.code, etask.spec.path, WorkerPost(start, self._own)
+        )
         began = clock()
         try:
             info: WorkerInfo = await actor.start.remote()
         except RayTaskError as error:
             raise error.cause from None  # the cause, without Ray's traceback
         self._start_s[start.worker] = clock() - began
+        self._places[start.worker] = start.device, info.node
         return info
+
+    async def holder(self, worker: int, visible: str, lost: str) -> HolderAddress:
+        """Return the holder of constants on a worker's device.
+
+        Args:
+            visible: CUDA_VISIBLE_DEVICES of the worker. lost: as of `RayHolders.holder`.
+
+        Raises:
+            DeviceUnavailable: it does not start, or the worker has ended.
+        """
+        if worker not in self._places:
+            raise DeviceUnavailable(f"worker {worker} has ended")
+        return await self._holders.holder(HolderPlace(*self._places[worker], visible), lost)
 
     async def run(self, call: WorkerCall, dispatch: Dispatch) -> WorkerReply:
         """Run a call; raise WorkerLost if the worker ends first."""
@@ -111,6 +134,7 @@ class ETaskWorkers:
     def kill(self, worker: int) -> None:
         """Kill a worker's process, if there is one."""
         self._start_s.pop(worker, None)
+        self._places.pop(worker, None)
         actor = self._actors.pop(worker, None)
         if actor is not None:
             ray.kill(actor)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kaas.pool.session_servers import OpenServer
     from kaas.wire.status.stats import Stats
     from kaas.wire.status.status import Status
+    from kaas.worker.held.terms import HolderAddress
 
 T = TypeVar("T")
 
@@ -211,6 +212,14 @@ class PoolActor:
             raise _without_frames(error) from error.__cause__
         finally:
             self._answered()
+
+    async def holder(self, worker: int, visible: str, lost: str) -> HolderAddress:
+        """Return the holder of constants on the device of an eTask's worker, as `ETaskWorkers.holder` does."""
+        workers = (await self._opened()).backend.etask_workers
+        try:
+            return await self._thread.run(workers.holder(worker, visible, lost))
+        except KaasError as error:
+            raise _without_frames(error) from error.__cause__
 
     # --- servers of sessions
 
