@@ -2,6 +2,7 @@
 #include "driver.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -63,9 +64,26 @@ int processor_count(void) {
   return processors > 0 ? (int)processors : 1;
 }
 
-uint32_t device_sms(const device *dev) {
+uint32_t device_all_sms(const device *dev) {
   int processors = processor_count();
   return dev->sms != 0 ? dev->sms : processors < MAX_SMS ? (uint32_t)processors : MAX_SMS;
+}
+
+static double active_percentage = 100;
+
+static void read_active_percentage(void) {
+  const char *text = getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
+  char *end = NULL;
+  double given = text != NULL ? strtod(text, &end) : 0;
+  if (end != text && end != NULL && *end == '\0' && given > 0 && given <= 100) active_percentage = given;
+}
+
+uint32_t device_sms(const device *dev) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, read_active_percentage);
+  double part = device_all_sms(dev) * active_percentage / 100;
+  uint32_t whole = (uint32_t)part;
+  return whole + (whole < part);
 }
 
 uint32_t context_sms(const struct CUctx_st *ctx) {

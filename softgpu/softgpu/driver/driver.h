@@ -198,8 +198,9 @@ extern pthread_mutex_t state_lock;
 
 CUresult require_init(void);
 CUresult device_get(CUdevice ordinal, device **dev);
-int processor_count(void);                /* of the machine */
-uint32_t device_sms(const device *dev);   /* the number of its multiprocessors */
+int processor_count(void);                  /* of the machine */
+uint32_t device_all_sms(const device *dev); /* the number of its multiprocessors */
+uint32_t device_sms(const device *dev);     /* of those that this process may use (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE) */
 uint32_t context_sms(const struct CUctx_st *ctx); /* of those on which its kernels run */
 /* The base of the current context: initialised, current and without a sticky error. */
 CUresult current_context(CUcontext *ctx);

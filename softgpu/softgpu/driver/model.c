@@ -172,7 +172,7 @@ static uint64_t waves(uint64_t blocks, uint64_t at_once) { return (blocks + at_o
 static demand on_sms(const struct model *m, const struct named *k, const kernel_call *call) {
   const sg_launch *l = &call->launch;
   uint64_t blocks = (uint64_t)l->grid[0] * l->grid[1] * l->grid[2], each = m->blocks_per_sm;
-  demand needs = {.allowed = call->sms != NULL ? *call->sms : sms_all(m->sms)};
+  demand needs = {.allowed = call->sms != NULL ? *call->sms : sms_all(device_sms(&devices[l->device]))};
   uint32_t own = sms_count(&needs.allowed);
   double longer;
   if (k->share > 0) {
@@ -190,10 +190,11 @@ static demand on_sms(const struct model *m, const struct named *k, const kernel_
   return needs;
 }
 
-/* Without SMs in the model: a partition bounds the shares of its kernels. */
+/* Without SMs in the model: a partition, or the part of this process, bounds the shares of its kernels. */
 static demand on_share(const struct named *k, const kernel_call *call) {
-  double most = 1, share = k->share > 0 ? k->share : 1;
-  if (call->sms != NULL) most = (double)sms_count(call->sms) / device_sms(&devices[call->launch.device]);
+  const device *dev = &devices[call->launch.device];
+  double share = k->share > 0 ? k->share : 1;
+  double most = (double)(call->sms != NULL ? sms_count(call->sms) : device_sms(dev)) / device_all_sms(dev);
   double longer = share > most ? share / most : 1;
   return (demand){.takes_ns = k->takes_ns * longer, .share = share / longer, .bandwidth = k->bandwidth / longer};
 }
