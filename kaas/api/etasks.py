@@ -7,12 +7,14 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, overload
 
 from kaas.api.function import Function, Options, signatures_and_constants
 from kaas.api.ray_session import STORE, RaySession, ray_session_for
-from kaas.errors import InvalidRequest, KaasError
+from kaas.errors import InvalidRequest, InvalidShare, KaasError
 from kaas.pool.executors.registered_etasks import etask_spec
+from kaas.share import Share
 from kaas.wire import specs
 from kaas.wire.etask_values import packed, pickled, split
 from kaas.worker import etask_actor
@@ -27,8 +29,8 @@ CLOSE = "close"
 @overload
 def etask(target: Callable[..., Any]) -> ETask: ...
 @overload
-def etask(*, num_gpus: int = 1) -> Callable[[Callable[..., Any]], ETask]: ...
-def etask(target: Callable[..., Any] | None = None, *, num_gpus: int = 1) -> Any:
+def etask(*, num_gpus: int = 1, share: Share | None = None) -> Callable[[Callable[..., Any]], ETask]: ...
+def etask(target: Callable[..., Any] | None = None, *, num_gpus: int = 1, share: Share | None = None) -> Any:
     """Make an eTask of a function or class: `@kaas.etask` or `@kaas.etask(num_gpus=1)`.
 
     Its calls run in a process that has a device to itself, one for each client and eTask. CUDA_VISIBLE_DEVICES names
@@ -36,12 +38,27 @@ def etask(target: Callable[..., Any] | None = None, *, num_gpus: int = 1) -> Any
     live on between calls, as long as the process does: the pool ends it when others need the device. An instance's
     `close`, if it has one, is called before, when no call runs.
 
+    Args:
+        target: the function or class.
+        num_gpus: 1.
+        share: its `sms` bound the SMs that kernels of the process may use, as long as it lives
+            (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE): on the software GPU, and on a GPU where MPS's daemon runs; without the
+            daemon a process has the whole GPU. None: all SMs.
+
     Raises:
-        InvalidRequest: the target is no function or class, or num_gpus is not 1.
+        InvalidRequest: the target is no function or class, num_gpus is not 1, or the share is no Share.
+        InvalidShare: the share has a quota: a call of an eTask has its device until it ends.
     """
     if type(num_gpus) is not int or num_gpus != 1:
         raise InvalidRequest(f"an eTask has one GPU, not {num_gpus!r}: its worker owns one device of the pool")
-    return ETask if target is None else ETask(target)
+    if share is not None and not isinstance(share, Share):
+        raise InvalidRequest(f"share is a kaas.Share, not {share!r}")
+    if share is not None and share.quota != (0.0, 1.0):
+        raise InvalidShare(
+            f"a share of an eTask bounds its SMs, and its calls end by themselves: no quota {share.quota}"
+        )
+    sms = 1.0 if share is None else share.sms
+    return partial(ETask, sms=sms) if target is None else ETask(target, sms=sms)
 
 
 class ETask:
@@ -57,6 +74,7 @@ class ETask:
         bound: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}),
         options: Options | None = None,
         pool: str | None = None,
+        sms: float = 1.0,
     ) -> None:
         if not (inspect.isfunction(target) or inspect.isclass(target)):
             raise InvalidRequest(f"kaas.etask takes a function or a class, not {target!r}")
@@ -68,6 +86,7 @@ class ETask:
         self._bound = bound
         self._options = options or Options(retries=0)
         self._pool = pool
+        self._sms = sms
         self._spec: specs.ETaskSpec | None = None
         self._code = b""
         self.__doc__ = target.__doc__
@@ -89,7 +108,7 @@ class ETask:
         """
         given = {"client": client, "deadline_s": deadline_s, "retries": retries}
         changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        made = ETask(self._target, self._bound, replace(self._options, **changed), self._pool)
+        made = ETask(self._target, self._bound, replace(self._options, **changed), self._pool, self._sms)
         made._spec, made._code = self._spec, self._code
         return made
 
@@ -103,7 +122,7 @@ class ETask:
             raise InvalidRequest(f"{self._label} is a function: it takes its arguments with each call")
         if any(STORE.is_ref(value) for value in (*args, *kwargs.values())):
             raise InvalidRequest(f"{self._label}.bind takes values; references go to the calls")
-        return ETask(self._target, (args, kwargs), self._options, self._pool)
+        return ETask(self._target, (args, kwargs), self._options, self._pool, self._sms)
 
     def remote(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function, without waiting.
@@ -136,7 +155,7 @@ class ETask:
         raise InvalidRequest(f"{self._label} is an eTask: call {self._label}.remote()")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ETask, (self._target, self._bound, self._options, self._pool)
+        return ETask, (self._target, self._bound, self._options, self._pool, self._sms)
 
     def __repr__(self) -> str:
         return f"<kaas.ETask {self._label}>"
@@ -174,7 +193,8 @@ class ETask:
             self._code = pickled((self._target, *self._bound))
         except Exception as error:  # pickling may raise anything
             raise InvalidRequest(f"{self._label} cannot be sent: {type(error).__name__}: {error}") from error
-        self._spec = etask_spec(self._label, self._code, [os.path.abspath(entry) for entry in sys.path])
+        path = [os.path.abspath(entry) for entry in sys.path]
+        self._spec = etask_spec(self._label, self._code, path, self._sms)
         return self._spec
 
 

@@ -143,11 +143,15 @@ RunRecord = RunStats
 
 
 class ETaskSpec(msgspec.Struct, frozen=True, array_like=True):
-    """A Python function or class as the pool knows it. path: of the modules of the program that defined it."""
+    """A Python function or class as the pool knows it.
+
+    path: of the modules of the program that defined it. sms: the part of its device's SMs that its worker may use.
+    """
 
     key: str
     label: str
     path: tuple[str, ...] = ()
+    sms: float = 1.0
 
 
 class ETaskCall(msgspec.Struct, frozen=True, array_like=True):

@@ -28,6 +28,8 @@ WATCH = "watch"
 """The concurrency group of `watch`; all other methods run on one thread, always the same."""
 
 
+PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+"""A driver reads this variable at its start: that of a GPU where MPS's daemon runs, and the software GPU's."""
 constants: ETaskConstants | None = None
 """Those of the eTask that runs in this process, if one does."""
 
@@ -35,17 +37,19 @@ constants: ETaskConstants | None = None
 class ETaskActor:
     """The worker of one client for one eTask. The first call loads the code and makes the instance."""
 
-    def __init__(self, device: Device, code: bytes, path: Sequence[str], post: WorkerPost) -> None:
+    def __init__(self, device: Device, code: bytes, path: Sequence[str], post: WorkerPost, sms: float = 1.0) -> None:
         """
         Args:
             code: (function or class, positional and keyword arguments to make the instance with), pickled.
             path: more folders of modules.
             post: of the worker.
+            sms: the part of the device's SMs that kernels of this process may use.
         """
         self._device = device
         self._code = code
         self._path = path
         self._post = post
+        self._sms = sms
         self._target: Any = None
         self._is_instance = False
 
@@ -55,6 +59,8 @@ class ETaskActor:
         Raises:
             DeviceUnavailable
         """
+        if self._sms < 1:
+            os.environ[PERCENTAGE] = f"{100 * self._sms:g}"
         if self._device.kind == "software":
             from kaas.executor.device import software
 

@@ -47,10 +47,11 @@ class RegisteredETask:
         )
 
 
-def etask_spec(label: str, code: bytes, path: Sequence[str]) -> specs.ETaskSpec:
-    """Return the spec of an eTask. Its key is a hash of the code, with arguments, and of the search path of modules."""
-    digest = hashlib.sha256(code + "\0".join(path).encode()).hexdigest()
-    return specs.ETaskSpec(f"etask:{digest}", label, tuple(path))
+def etask_spec(label: str, code: bytes, path: Sequence[str], sms: float = 1.0) -> specs.ETaskSpec:
+    """Return the spec of an eTask, whose key is a hash of the others but its label: another share is another eTask."""
+    place = "\0".join([*path, *([f"sms={sms!r}"] if sms != 1.0 else ())])
+    digest = hashlib.sha256(code + place.encode()).hexdigest()
+    return specs.ETaskSpec(f"etask:{digest}", label, tuple(path), sms)
 
 
 class ETasks:

@@ -54,7 +54,7 @@ class ETaskWorkers:
         decorate: Any = ray.remote  # Ray's types lack concurrency groups
         actor_class = decorate(concurrency_groups={WATCH: 1}, max_concurrency=1, **options)(ETaskActor)
         actor = self._actors[start.worker] = actor_class.remote(
-            device, etask.code, etask.spec.path, WorkerPost(start, self._own)
+            device, etask.code, etask.spec.path, WorkerPost(start, self._own), etask.spec.sms
         )
         began = clock()
         try:
