@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -51,3 +52,21 @@ def test_an_etask_has_the_gpu_between_ktasks(pool: str) -> None:
     for _ in range(2):
         kaas.call(case.task, case.inputs).result()
         assert "NVIDIA" in ray.get(name_of_the_device.remote())
+
+
+def test_an_etask_reads_constants_where_the_holder_has_them(pool: str) -> None:
+    if pool != "on Ray":
+        pytest.skip("eTasks need Ray")
+    import ray
+
+    @kaas.etask
+    def answer(task: kaas.KTask, function: kaas.Function, inputs: Any, scalars: Any) -> Any:
+        return kaas.run_local(task, {**inputs, **kaas.device_constants(function)}, scalars=scalars)
+
+    case = stored.load("sobel")
+    name, *others = case.inputs
+    function = kaas.register(case.task, {name: case.inputs[name]})
+    rest = {other: case.inputs[other] for other in others}
+    for client in ("alice", "bob"):
+        (output, *_) = ray.get(answer.options(client=client).remote(case.task, function, rest, case.scalars)).values()
+        stored.assert_answer(output, case)
