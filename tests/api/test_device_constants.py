@@ -228,6 +228,7 @@ def test_a_killed_holder_takes_nothing_from_those_that_have_mapped() -> None:
     assert not first.keys() & second.keys()  # the next holder starts empty
 
 
+@pytest.mark.full
 def test_a_holder_that_stands_still_is_replaced() -> None:
     (reader,) = readers("a")
     get(reader.map.remote(model(8)))
@@ -277,3 +278,16 @@ def test_bad_requests() -> None:
     assert "no weights" in str(caught.value)
     short = kaas.register(scaled(), {"x": ray.put(constants(17, READ))})
     assert isinstance(raised(reader.map.remote(short)), errors.WrongSize)
+
+
+@pytest.mark.full
+def test_a_holder_ends_with_the_process_of_the_pool() -> None:
+    function = model(19)
+    (reader,) = readers("a")
+    get(reader.map.remote(function))
+    before = set(holders())
+    os.kill(kaas.status().pid, signal.SIGKILL)
+    until(lambda: not before & set(holders()))
+    get(reader.map.remote(function))
+    check(reader, 19)
+    assert len(holders()) == 1
