@@ -42,7 +42,7 @@ from kaas.ktask.graph import KTask
 from kaas.ktask.library import Kernel, Library
 from kaas.ktask.request import View
 from kaas.ktask.variant import Variant
-from kaas.share import ProfilePoint, Share
+from kaas.share import ProfilePoint, Scale, Share
 
 if TYPE_CHECKING:
     from kaas.api.caching import flush, pin, prefetch, put, unpin
@@ -84,6 +84,7 @@ __all__ = [
     "ProfilePoint",
     "Resident",
     "Scalar",
+    "Scale",
     "Share",
     "Struct",
     "Variant",

@@ -10,7 +10,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from kaas.errors import ConfigMismatch, InvalidConfig
-from kaas.share import ProfilePoint, Share, as_points
+from kaas.share import ProfilePoint, Scale, Share, as_points
 from kaas.store import Store
 
 if TYPE_CHECKING:
@@ -174,7 +174,8 @@ class Config:
     """The configuration of a pool, the same for every program that attaches to it.
 
     Args:
-        devices: None means the GPUs that Ray's cluster has, or else two software GPUs.
+        devices: a sequence of them, or a `Scale`: a number that follows the load. None means the GPUs that Ray's
+            cluster has, or else two software GPUs.
         policy: a name of `kaas.scheduling.policies.POLICIES`, or a callable that makes a policy from the devices: a
             class, or one with options by `functools.partial`. A server's `pool` has adaptive with T=0.005 by default.
         run_limit_s: longest time in seconds that one attempt of a request may run; beyond it the request fails and its
@@ -212,7 +213,7 @@ class Config:
             machine of the pool.
     """
 
-    devices: tuple[Device, ...] | None = None
+    devices: tuple[Device, ...] | Scale | None = None
     policy: str | Callable[..., Any] = "adaptive"
     run_limit_s: float = 60.0
     start_limit_s: float = 120.0
@@ -243,9 +244,8 @@ class Config:
             there = f"there are {', '.join(POLICY_NAMES)}, of which adaptive, cfs_affinity and mqfq_sticky are fair"
             own = "a file names your own as module:Class"
             raise InvalidConfig(f"no policy {self.policy!r}; {there}; {own}", field="policy")
-        _require_positive("run_limit_s", self.run_limit_s)
-        _require_positive("start_limit_s", self.start_limit_s)
-        _require_positive("compile_limit_s", self.compile_limit_s)
+        for name in ("run_limit_s", "start_limit_s", "compile_limit_s"):
+            _require_positive(name, getattr(self, name))
         _require_whole("slots", self.slots)
         _require_whole("cache_bytes", self.cache_bytes, optional=True)
         _require_whole("whole_object_bytes", self.whole_object_bytes)
@@ -279,14 +279,16 @@ class Config:
         Raises:
             InvalidConfig: these devices cannot isolate clients as it says.
         """
-        devices = self.devices or (Device("gpu"),) * gpus or (Device("software"),) * SOFTWARE_GPUS
+        found = (Device("gpu"),) * gpus or (Device("software"),) * SOFTWARE_GPUS
+        devices = tuple(device.sized() for device in self.devices or found)
         gpu = any(device.kind == "gpu" for device in devices)
         if gpu and ray and self.isolation == "process":
             message = "isolation='process' on GPUs needs a pool without Ray, which gives a GPU to one process"
             raise InvalidConfig(message, field="isolation")
         auto = "fence" if not gpu else "none" if ray else "process"
         isolation = auto if self.isolation == "auto" else self.isolation
-        return replace(self, devices=tuple(device.sized() for device in devices), isolation=isolation)
+        scaled = replace(self.devices, device=devices[0]) if isinstance(self.devices, Scale) else devices
+        return replace(self, devices=scaled, isolation=isolation)
 
     def refuse_other(self, pool: str, running: Config | Mapping[str, str], *, ray: bool = True) -> None:
         """Refuse to attach with this configuration to a pool that runs with another one.
@@ -334,10 +336,12 @@ class Config:
         return self._differences(described, running)
 
     def _differences(self, identity: Callable[[Any], Any], running: Mapping[str, Any]) -> tuple[str, ...]:
-        wanted = self if self.devices is None else self.resolved(0)
+        wanted = [self] if self.devices is None else [self.resolved(0), self.resolved(1)]  # without GPUs, and with
         left = {"devices": self.devices is None, "isolation": self.isolation == "auto"}  # to the pool
         return tuple(
-            name for name in running if identity(getattr(wanted, name)) != running[name] and not left.get(name)
+            name
+            for name in running
+            if all(identity(getattr(each, name)) != running[name] for each in wanted) and not left.get(name)
         )
 
 
@@ -360,11 +364,12 @@ def _identity(value: Any) -> Any:
     return (value.__module__, value.__qualname__) if isinstance(value, FunctionType | type) else value
 
 
-def _devices(devices: Sequence[Device]) -> tuple[Device, ...]:
+def _devices(devices: Sequence[Device]) -> tuple[Device, ...] | Scale:
     given = tuple(devices) if isinstance(devices, Iterable) else ()
-    if not given or not all(isinstance(device, Device) for device in given):
-        raise InvalidConfig(f"devices is one or more kaas.Device, not {devices!r}", field="devices")
-    return given
+    undecided = isinstance(devices, Scale) and devices.device is None
+    if not (given or undecided) or not all(isinstance(device, Device) for device in given):
+        raise InvalidConfig(f"devices is a kaas.Scale, or one or more kaas.Device, not {devices!r}", field="devices")
+    return devices if isinstance(devices, Scale) else given
 
 
 def _profiles(profiles: Sequence[FunctionProfile]) -> tuple[FunctionProfile, ...]:

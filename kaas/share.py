@@ -1,8 +1,12 @@
-"""`Share`, the part of each device that requests may have, and `ProfilePoint`, what a function does with one."""
+"""`Share`, the part of each device that requests may have, and `ProfilePoint`, what a function does with one.
+
+`Scale`: how many devices a pool has, by its load.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +16,8 @@ LEAST = 0.001
 """The smallest part of the SMs, and the smallest most of the time."""
 MOST_POINTS = 4096
 """The most points of a profile."""
+MOST_DEVICES = 4096
+"""Of a `Scale`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +118,47 @@ def as_points(given: Any) -> tuple[ProfilePoint, ...]:
 def _require_part(name: str, value: object, least: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= 1:
         raise InvalidShare(f"{name} is a part from {least:g} to 1, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Scale(Sequence[Any]):
+    """A number of equal devices that grows and shrinks with the load, for `Config.devices`.
+
+    A pool begins with `min` devices. One more comes when requests have waited for longer than a device takes to start,
+    as many more at a time as there are. One goes when so many were not needed for `idle_s`: no request begins there
+    any more, and those that run there end first. Docs: `docs/scale.md`.
+
+    To readers of the configuration it is a sequence of `max` devices; of none while `device` is None.
+
+    Args:
+        min: devices that are always there, from 0 on. With 0, the first request brings one.
+        max: devices at most, from 1 to 4096.
+        device: a `kaas.Device`; all of them are as this one. None: GPUs if there are any, else software devices.
+        idle_s: seconds for which a device was not needed before it goes.
+
+    Raises:
+        InvalidConfig: a number is out of these bounds, or min is above max.
+    """
+
+    min: int
+    max: int
+    device: Any = None  # `Device` is in a module above this one, which checks it
+    idle_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name, number, least in (("min", self.min, 0), ("max", self.max, 1)):
+            if type(number) is not int or not least <= number <= MOST_DEVICES:
+                message = f"{name} is a number of devices from {least} to {MOST_DEVICES}, not {number!r}"
+                raise InvalidConfig(message, field="devices")
+        if self.min > self.max:
+            message = f"min is at most max: not {self.min} devices at least and {self.max} at most"
+            raise InvalidConfig(message, field="devices")
+        idle_s = self.idle_s
+        if isinstance(idle_s, bool) or not isinstance(idle_s, int | float) or not 0 <= idle_s < math.inf:
+            raise InvalidConfig(f"idle_s is seconds from 0 on, not {idle_s!r}", field="devices")
+
+    def __len__(self) -> int:
+        return 0 if self.device is None else self.max
+
+    def __getitem__(self, index: Any) -> Any:
+        return ((self.device,) * len(self))[index]

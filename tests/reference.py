@@ -27,6 +27,7 @@ SECTIONS = {
         "ClientSettings",
         "FunctionProfile",
         "ProfilePoint",
+        "Scale",
         "Share",
         "set_share",
     ),

@@ -32,6 +32,7 @@ clients as objects. `python -m tests.test_configuration_page` writes this page f
 CLASSES: dict[type, str] = {
     kaas.Config: "A pool: `kaas.Config`, `kaas.init`, `pool`",
     kaas.Device: "A device: `kaas.Device`, `pool.devices`",
+    kaas.Scale: "Devices that come and go: `kaas.Scale`",
     kaas.ClientSettings: "A client of a pool: `kaas.ClientSettings`, `pool.clients`",
     Settings: "A server: the file of `kaas serve`",
     ListenSettings: "`listen`",

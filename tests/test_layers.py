@@ -104,8 +104,9 @@ ALLOWED_IMPORTERS = {
 """Foreign package -> the modules, or packages with all they hold, that may import it."""
 
 DECIDERS = ("kaas.scheduling.events", "kaas.scheduling.decisions", "kaas.scheduling.candidates",
-            "kaas.scheduling.policies", "kaas.scheduling.checks", "kaas.scheduling.raised_at",
-            "kaas.scheduling.simulation", "kaas.scheduling.sharing", "kaas.scheduling.comparing.figures",
+            "kaas.scheduling.policies", "kaas.scheduling.checks", "kaas.scheduling.checked_worker",
+            "kaas.scheduling.raised_at", "kaas.scheduling.simulation", "kaas.scheduling.sharing",
+            "kaas.scheduling.comparing.figures",
             "kaas.executor.cache.cache", "kaas.executor.cache.ranges", "kaas.executor.cache.reservation",
             "kaas.executor.cache.tiers", "kaas.executor.cache.eviction", "kaas.executor.plan.arena")  # fmt: skip
 """Modules that decide: values in, values out. No clock, no chance, no environment, no event loop, no device."""

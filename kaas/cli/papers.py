@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kaas.papers.testbed import Testbed
 
 
-class Scale(Enum):
+class TestbedScale(Enum):
     """A testbed by its name."""
 
     SMALL = "small"
@@ -46,8 +46,8 @@ def papers() -> None:
 def kaas(
     figure: Annotated[str, typer.Option(help="table1, 8, 10, 11, 12, 13, several as 10,12, or all")] = "all",
     scale: Annotated[
-        Scale, typer.Option(help="small: software devices with modelled time; full: real models on NVIDIA GPUs")
-    ] = Scale.SMALL,
+        TestbedScale, typer.Option(help="small: software devices with modelled time; full: real models on NVIDIA GPUs")
+    ] = TestbedScale.SMALL,
     folder: Annotated[
         Path, typer.Option(file_okay=False, help="of the results; a run that was stopped goes on")
     ] = Path("papers"),
@@ -89,7 +89,7 @@ def kaas(
         raise InvalidRequest(f"another run measures into {folder}") from error
     if report is not None and has_results(report, folder):
         raise InvalidRequest(f"{report} has results: the page needs another file")
-    other = Scale.FULL if scale is Scale.SMALL else Scale.SMALL
+    other = TestbedScale.FULL if scale is TestbedScale.SMALL else TestbedScale.SMALL
     # read before hours of measuring, and not after
     others = None if report is None else Results(folder / f"kaas-{other.value}.jsonl", other.value)
     if fresh and (earlier := set_aside(file, copied=set(figures) != set(FIGURES))):
@@ -227,8 +227,8 @@ def _scheduling(
         console.print(f"- {escape(note)}", highlight=False)
 
 
-def _testbed(scale: Scale) -> Testbed:
-    if scale is Scale.FULL:
+def _testbed(scale: TestbedScale) -> Testbed:
+    if scale is TestbedScale.FULL:
         from kaas.papers.full.testbed import full_testbed
 
         return full_testbed()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import NoReturn
 
 from kaas.errors import PolicyError
 from kaas.scheduling.candidates import Why
+from kaas.scheduling.checked_worker import CheckedWorker
 from kaas.scheduling.decisions import (
     Decision,
     Dispatch,
@@ -25,6 +25,8 @@ from kaas.scheduling.decisions import (
 from kaas.scheduling.events import (
     ClientGone,
     ClientKnown,
+    DeviceAdded,
+    DeviceRemoved,
     Event,
     InputsReady,
     Ordered,
@@ -48,33 +50,6 @@ STORY_LENGTH = 30
 NO_VICTIMS = ()  # of which Python has one: any other object is checked
 
 
-@dataclass(slots=True, eq=False)
-class _Worker:
-    """A worker from StartWorker, or its adoption, to WorkerGone."""
-
-    kind: WorkerKind
-    device: int
-    client: str
-    function: str
-    walls: int | None = None  # not None: it serves no other client than that of its first request
-    slots: int = 0  # until it is ready
-    stopping: bool = False
-    free: set[int] = field(default_factory=set)
-    alone: bool = False  # it runs a request that must run alone
-    orders: list[int] = field(default_factory=list)  # numbers of the Prefetches and Evicts that are not answered yet
-
-    @property
-    def busy(self) -> bool:
-        return len(self.free) < self.slots
-
-    def serves(self, kind: WorkerKind, client: str, function: str) -> bool:
-        return (
-            self.kind is kind
-            and (not self.client or self.client == client)
-            and (not self.function or self.function == function)
-        )
-
-
 FlowName = tuple[WorkerKind, str, str]
 
 
@@ -83,9 +58,10 @@ class CheckedPolicy:
 
     Asserted: ids are known, and new ids are new. A request is dispatched once, only with its inputs ready, into a free
     slot of a worker that is ready, not stopping, of its kind, and serves its client and function. A request that must
-    run alone does. A client runs no more than max_running. Only RequestDone and WorkerGone free a slot. Devices exist,
-    and have one executor or at most their number of eTask workers, of which one runs; or as many executors as their
-    clients may have, and one more, each for the client of its first request. Rejected requests were queued.
+    run alone does. A client runs no more than max_running. Nothing begins on a device that was removed. Only
+    RequestDone and WorkerGone free a slot. Devices exist, and have one executor or at most their number of eTask
+    workers, of which one runs; or as many executors as their clients may have, and one more, each for the client of
+    its first request. Rejected requests were queued.
     For a policy with `work_conserving = True`, and without shares: no slot stays free while a ready request waits that
     it could run, but for requests that limits hold back or that fit no free device, as the policy's `holds` says, and
     for slots that are being cleared for requests that must run alone. Each Prefetch and Evict has one answer, or its
@@ -100,17 +76,18 @@ class CheckedPolicy:
         self.name = name or type(policy).__name__
         self._work_conserving = bool(getattr(policy, "work_conserving", False))
         self.utilisation_every_s = _period(getattr(policy, "utilisation_every_s", None), self.name)
-        self._holds: Callable[[int], bool] = getattr(policy, "holds", lambda _: False)
+        self.holds: Callable[[int], bool] = getattr(policy, "holds", lambda _: False)
         self.why: Callable[[int], Why | None] = getattr(policy, "why", lambda _: None)
         self._devices = {device.index: device for device in devices}
         self._on_device: dict[int, set[int]] = {device.index: set() for device in devices}
+        self._away: set[int] = set()
         self._time_s = -math.inf
         self._waiting: dict[int, RequestArrived] = {}  # requests without their inputs
         self._ready: dict[int, RequestArrived] = {}
         self._flows: dict[FlowName, dict[int, RequestArrived]] = {}  # the ready requests, but for those in _new
         self._new: dict[int, RequestArrived] = {}  # those that have come since _flows was needed; most run at once
         self._running: dict[int, tuple[int, int, str]] = {}
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, CheckedWorker] = {}
         self._started: set[int] = set()
         self._usable: dict[int, None] = {}  # workers with slots to use; mostly none, which saves a check
         self._max_running: dict[str, int] = {}
@@ -172,7 +149,7 @@ class CheckedPolicy:
                 done = self._workers[event.worker]
                 done.free.add(event.slot)
                 done.alone = False
-                if not done.stopping:
+                if not done.stopping and done.device not in self._away:
                     self._usable[event.worker] = None
             case InputsReady(request=request):
                 self._require(request in self._waiting, f"got the inputs of request {request}, which awaits none")
@@ -185,12 +162,22 @@ class CheckedPolicy:
                     self._fail(f"got a ready worker {worker}, which was not starting")
                 self._require(event.slots > 0, f"got worker {worker} without a slot")
                 ready.slots, ready.free = event.slots, set(range(event.slots))
-                if not ready.stopping:
+                if not ready.stopping and event.device not in self._away:
                     self._usable[worker] = None
             case WorkerAdopted():
                 self._adopt(event)
             case WorkerGone(worker=worker):
                 self._lose(worker)
+            case DeviceRemoved(device=device):
+                self._require(device in self._devices.keys() - self._away, f"got the removal of device {device} twice")
+                self._away.add(device)
+                for worker in self._on_device[device]:
+                    self._usable.pop(worker, None)
+            case DeviceAdded(device=device):
+                self._require(device in self._away, f"got device {device}, which was there")
+                self._away.discard(device)
+                up = [number for number in self._on_device[device] if self._workers[number].free]
+                self._usable |= {number: None for number in up if not self._workers[number].stopping}
             case Residency(worker=number):
                 if (there := self._workers.get(number)) is None or not there.slots:
                     self._fail(f"got the objects of unknown worker {number}")
@@ -227,7 +214,7 @@ class CheckedPolicy:
         self._require(event.device in self._on_device, f"got a worker on unknown device {event.device}")
         self._require(event.slots > 0, f"got worker {event.worker} without a slot")
         self._started.add(event.worker)
-        worker = _Worker(event.kind, event.device, event.client, event.function, slots=event.slots)
+        worker = CheckedWorker(event.kind, event.device, event.client, event.function, slots=event.slots)
         self._workers[event.worker] = worker
         self._on_device[event.device].add(event.worker)
         worker.free = set(range(event.slots)) - {running.slot for running in event.running}
@@ -289,6 +276,8 @@ class CheckedPolicy:
             self._fail(f"dispatched to {(number, slot)}, which is not free")
         if worker.stopping:
             self._fail(f"dispatched to stopping worker {number}")
+        if worker.device in self._away:
+            self._fail(f"dispatched to worker {number} on device {worker.device}, which is removed")
         one = worker.client or worker.function  # else it serves all of its kind, which needs no call
         if worker.kind is not queued.kind or (one and not worker.serves(queued.kind, queued.client, queued.function)):
             self._fail(f"dispatched to worker {number}, which serves others, {_named(queued)}")
@@ -330,6 +319,7 @@ class CheckedPolicy:
         number, kind, device, etask = decision.worker, decision.kind, decision.device, decision.kind is WorkerKind.ETASK
         self._require(number not in self._started, f"started worker {number} twice")
         self._require(device in self._devices, f"started a worker on unknown device {device}")
+        self._require(device not in self._away, f"started a worker on device {device}, which is removed")
         others = [self._workers[other].kind for other in self._on_device[device]]
         self._require({*others} <= {kind}, f"started an {kind.value} worker on device {device} beside others")
         walls = None if etask else self._devices[device].client_executors
@@ -338,7 +328,7 @@ class CheckedPolicy:
         if etask and not (decision.client and decision.function):
             self._fail("started an etask worker for no client and function")
         self._started.add(number)
-        self._workers[number] = _Worker(kind, device, decision.client, decision.function, walls)
+        self._workers[number] = CheckedWorker(kind, device, decision.client, decision.function, walls)
         self._on_device[device].add(number)
 
     def _check_conserving(self) -> None:
@@ -358,7 +348,7 @@ class CheckedPolicy:
             for request in requests.values():
                 free = bool(empty) if request.alone else len(able) > clearing
                 late = request.deadline_s is not None and request.deadline_s <= self._time_s
-                if free and not late and not self._holds(request.request):
+                if free and not late and not self.holds(request.request):
                     slots = [(number, slot) for number in able for slot in sorted(self._workers[number].free)]
                     self._fail(f"left slots {slots} free while requests {sorted(requests)} wait")
 

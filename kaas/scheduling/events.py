@@ -289,6 +289,25 @@ class WorkerGone:
     device_s: tuple[tuple[int, float], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceAdded:
+    """Workers may be started on a device again, which was removed."""
+
+    time_s: float
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRemoved:
+    """A device goes: no request is dispatched and no worker started there; its workers end their requests and stop.
+
+    A device without this event is there from the start, and for ever.
+    """
+
+    time_s: float
+    device: int
+
+
 class Residency(msgspec.Struct, frozen=True, gc=False):
     """Objects that were loaded to a worker's device, and those that left it.
 
@@ -353,6 +372,8 @@ Event = (
     | WorkerReady
     | WorkerAdopted
     | WorkerGone
+    | DeviceAdded
+    | DeviceRemoved
     | Residency
     | Ordered
     | Utilisation

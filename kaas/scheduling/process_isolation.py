@@ -122,6 +122,9 @@ class ProcessIsolation:
                 yield from self._answered(event)
             case events.Residency() | events.Ordered():
                 pass  # of an adopted executor
+            case events.DeviceRemoved():
+                yield event
+                self._again(self._devices[event.device], len(self._devices[event.device].waiting))
             case events.ClientGone():
                 for device in self._devices.values():
                     if (executor := device.executor_of(event.client)) is not None:

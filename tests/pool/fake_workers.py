@@ -16,6 +16,7 @@ from kaas.pool.core import core, runs
 from kaas.pool.core.core import Pool
 from kaas.pool.executors.transport import CacheOrder, Compilation, WorkerCall, WorkerLost, WorkerReply
 from kaas.scheduling.decisions import Dispatch, EvictTo, StartWorker
+from kaas.share import Scale
 from kaas.wire.specs import RunRecord
 from kaas.wire.status.status import WorkerInfo
 from tests.timeouts import TIMEOUT_S
@@ -164,10 +165,11 @@ LOST = DeviceLost("illegal address", call="cuStreamSynchronize", code=700)
 Scenario = Callable[[Pool, FakeWorkers], Awaitable[None]]
 
 
-def play(scenario: Scenario, *, devices: int = 1, workers: FakeWorkers | None = None, **config: Any) -> None:
+def play(scenario: Scenario, *, devices: int | Scale = 1, workers: FakeWorkers | None = None, **config: Any) -> None:
     async def main() -> None:
         transport = workers or FakeWorkers()
-        pool = Pool("test", Config(devices=(Device(),) * devices, **config), transport)
+        placed = devices if isinstance(devices, Scale) else (Device(),) * devices
+        pool = Pool("test", Config(devices=placed, **config), transport)
         pool.open()
         await settle()
         await scenario(pool, transport)

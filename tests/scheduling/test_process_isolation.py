@@ -69,13 +69,14 @@ def isolated(inside: PolicyFactory) -> PolicyFactory:
     slots=st.integers(1, 2),
     etask_workers=st.integers(1, 2),
     more=st.integers(0, 2),
+    scaled=st.booleans(),
 )
 def test_every_request_is_answered_once_by_an_executor_of_its_client(
-    name: str, data: st.DataObject, devices: int, slots: int, etask_workers: int, more: int
+    name: str, data: st.DataObject, devices: int, slots: int, etask_workers: int, more: int, scaled: bool
 ) -> None:
     most = slots + more
     world = World(isolated(FACTORIES[name]), devices, slots, etask_workers, client_executors=most)
-    chaos(world, data)
+    chaos(world, data, scaled=scaled)
     for flows in world.served.values():
         assert len({client for client, _ in flows}) == 1
     serving = Counter(

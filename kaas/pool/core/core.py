@@ -19,6 +19,7 @@ from kaas.pool.core.accounts import ClientAccounts, Sessions, client_known
 from kaas.pool.core.cache_commands import CacheCommands
 from kaas.pool.core.compilations import Compilations
 from kaas.pool.core.device_use import DeviceUse
+from kaas.pool.core.devices import PoolDevices
 from kaas.pool.core.profiles import Profiles
 from kaas.pool.core.quarantine import Quarantine
 from kaas.pool.core.requests import IN_QUEUE, Backlog, Request, Requests, RequestState
@@ -40,15 +41,7 @@ from kaas.scheduling.decisions import (
     StopWorker,
     WakeAt,
 )
-from kaas.scheduling.events import (
-    ClientGone,
-    Event,
-    InputsReady,
-    Outcome,
-    RequestCancelled,
-    RequestDone,
-    Tick,
-)
+from kaas.scheduling.events import ClientGone, Event, InputsReady, Outcome, RequestCancelled, RequestDone, Tick
 from kaas.scheduling.policy_choice import make_policy, physical
 from kaas.scheduling.recording import Recorder
 from kaas.store import Store
@@ -87,7 +80,8 @@ class Pool:
         self.events = event_log.EventLog()
         missed = getattr(self._policy.policy, "missed_windows", dict)  # a user's own policy may not count them
         self.shares = PoolShares(self.handle, self._profiles.points, self._profiles.keep, missed)
-        shown = self._requests, self._workers, self._devices, self._background
+        self._presence = PoolDevices(config, self.handle, self._policy.holds)
+        shown = self._requests, self._workers, self._devices, self._presence, self._background
         self.reports = Reports(*shown, self.events, self.shares)
         limit_s = config.run_limit_s
         self._runs = Runs(
@@ -129,7 +123,8 @@ class Pool:
             self._adopt(survivor, now_s)
         for client in dict.fromkeys((*self._config.clients, *charged_s)):
             self.handle(client_known(now_s, client, self._config.clients.get(client), charged_s.get(client, 0.0)))
-        self.handle(Tick(now_s))
+        self._presence.begin({survivor.start.device for survivor in survivors}, self._loop.time())
+        self.handle(Tick(self._loop.time()))
 
     def _adopt(self, survivor: Survivor, now_s: float) -> None:
         device = self._devices[survivor.start.device]
@@ -368,6 +363,8 @@ class Pool:
         ledger.policy_events += 1
         if recorder is not None:
             recorder.write(event, decisions)
+        if self._presence.scaler is not None:
+            self._presence.heard(event, decisions)
         return decisions
 
     def _wake(self, time_s: float) -> None:

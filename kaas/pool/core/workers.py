@@ -124,19 +124,23 @@ def adopted(
 
 
 def device_status(
-    device: PhysicalDevice, workers: Iterable[WorkerRecord], pins: tuple[PinStatus, ...], reason: str
+    device: PhysicalDevice, workers: Iterable[WorkerRecord], pins: tuple[PinStatus, ...], reason: str, *, away: bool
 ) -> DeviceStatus:
-    """Return a device as `kaas.status()` shows it. workers: of the pool. reason: of its last worker's loss, or ""."""
+    """Return a device as `kaas.status()` shows it. workers: of the pool. reason: of its last worker's loss, or "".
+
+    away: the device is not there, or goes.
+    """
     here = sorted(
         (each for each in workers if each.device is device), key=lambda each: (not each.running, each.spare, -each.id)
     )
     if not here:
-        return DeviceStatus(device.index, device.kind, "lost" if reason else "unused", pins=pins, reason=reason)
+        state = "absent" if away else "lost" if reason else "unused"
+        return DeviceStatus(device.index, device.kind, state, pins=pins, reason=reason)
     worker = here[0]
     return DeviceStatus(
         device.index,
         device.kind,
-        worker.state,
+        "draining" if away else worker.state,
         worker.id,
         worker.info,
         tuple(worker.running),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from kaas.config import Config
 from kaas.errors import DeviceUnavailable
 from kaas.pool.background import Background
+from kaas.pool.core.devices import PoolDevices
 from kaas.pool.core.requests import Request, Requests, RequestState
 from kaas.pool.core.shares import PoolShares
 from kaas.pool.core.workers import WorkerRecord, device_status
@@ -35,6 +36,7 @@ class Reports:
         requests: Requests,
         workers: Mapping[int, WorkerRecord],
         devices: Sequence[PhysicalDevice],
+        presence: PoolDevices,
         background: Background,
         events: EventLog,
         shares: PoolShares,
@@ -42,6 +44,7 @@ class Reports:
         self._requests = requests
         self._workers = workers
         self._devices = devices
+        self._presence = presence
         self._background = background
         self._events = events
         self._shares = shares
@@ -117,14 +120,18 @@ class Reports:
     def device(self, device: PhysicalDevice, pins: tuple[PinStatus, ...] = ()) -> DeviceStatus:
         """Return a device as `kaas.status()` shows it."""
         reason = self._events.reasons.get(device.index, "")
-        return device_status(device, self._workers.values(), pins, reason)
+        away = device.index in self._presence.away
+        return device_status(device, self._workers.values(), pins, reason, away=away)
 
     def check_devices(self) -> None:
-        """Check that no device is lost.
+        """Check that no device is lost. Of a `kaas.Scale`, one may be as long as others come.
 
         Raises:
             DeviceUnavailable: a device is lost. The message has the cause.
         """
+        least = self._presence.least
+        if least < len(self._devices) and (not least or self._up() or self._starting()):
+            return
         for device in map(self.device, self._devices):
             if device.reason:
                 message = f"device {device.index}, of kind {device.kind!r}, cannot be used: {device.reason}"
@@ -136,11 +143,22 @@ class Reports:
         Raises:
             DeviceUnavailable: an executor cannot start, or a device was lost before. The message has the cause.
         """
-        starting = [worker for worker in self._workers.values() if worker.kind is WorkerKind.EXECUTOR]
-        for settled in asyncio.as_completed([worker.settled.wait() for worker in starting]):
-            await settled
-            self.check_devices()
         self.check_devices()
+        while len(self._up()) < self._presence.least and (starting := self._starting()):
+            waits = [asyncio.ensure_future(worker.settled.wait()) for worker in starting]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for each in waits:
+                each.cancel()
+            self.check_devices()
+
+    def _up(self) -> set[int]:
+        """Return the devices with an executor that can run requests."""
+        return {each.device.index for each in self._workers.values() if each.info is not None}
+
+    def _starting(self) -> list[WorkerRecord]:
+        return [
+            each for each in self._workers.values() if each.kind is WorkerKind.EXECUTOR and not each.settled.is_set()
+        ]
 
     async def trace(self, seconds: float) -> bytes:
         """Return the requests answered in the next seconds, or until the pool ends, for `tracing.chrome`."""

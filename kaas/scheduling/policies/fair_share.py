@@ -82,13 +82,13 @@ class FairShare(dict[str, ClientShare]):
     whenever an estimate is too high.
 
     Fields:
-        limited: those with limits. wake_s: when the first client that its max_share holds back may go on; None if none
-            is held back.
+        devices: how many there are, of whose time clients may have a part. limited: those with limits. wake_s: when the
+            first client that its max_share holds back may go on; None if none is held back.
     """
 
     def __init__(self, devices: int) -> None:
         super().__init__()
-        self._devices = devices
+        self.devices = devices
         self._present: dict[ClientShare, None] = {}
         self._starts: list[tuple[float, int, ClientShare]] = []  # heap of started_s; older entries are skipped
         self._newest: dict[ClientShare, int] = {}  # the numbers of their entries
@@ -277,7 +277,7 @@ class FairShare(dict[str, ClientShare]):
             return True
         if share.max_share is None:
             return False
-        rate = share.max_share * self._devices
+        rate = share.max_share * self.devices
         most_s = self._most_saved_s(share)
         share.savings_s = min(most_s, share.savings_s + rate * (now_s - share.saved_s))
         share.saved_s = now_s
@@ -289,4 +289,4 @@ class FairShare(dict[str, ClientShare]):
         return True
 
     def _most_saved_s(self, share: ClientShare) -> float:
-        return (share.max_share or 0.0) * self._devices * WINDOW_S
+        return (share.max_share or 0.0) * self.devices * WINDOW_S

@@ -14,7 +14,7 @@ from kaas.errors import PolicyError
 from kaas.scheduling.decisions import Decision, StartWorker, StopWorker
 from kaas.scheduling.events import WorkerAdopted, WorkerGone, WorkerKind, WorkerReady
 from kaas.scheduling.policies.fair_share import FairShare
-from kaas.scheduling.policies.reclaiming import FAILED_STARTS, Reclaiming, leaving_workers, preference, usable
+from kaas.scheduling.policies.reclaiming import FAILED_STARTS, Reclaiming, leaving_workers, preference, starts, usable
 from kaas.scheduling.policies.state import (
     DeviceState,
     Partition,
@@ -150,10 +150,14 @@ class Placement:
         if worker.starting and not worker.stopping:
             group.coming -= 1
             self._failed(device, group, event.reason)
-        self._held_by(group)
-        if not device.workers and device.reservation is None:
-            device.partition.free.add(device.index)
+        self.held_by(group)
+        self.free(device)
         return worker
+
+    def free(self, device: DeviceState) -> None:
+        """Let any group have a device that has no worker, unless it is reserved or away."""
+        if not device.workers and device.reservation is None and not device.away:
+            device.partition.free.add(device.index)
 
     def _failed(self, device: DeviceState, group: WorkerGroup, reason: str) -> None:
         self._last_failure = group.last_failure = reason
@@ -171,7 +175,7 @@ class Placement:
         if group.serves.kind is WorkerKind.ETASK and group.failures >= FAILED_STARTS:
             group.failures = FAILED_STARTS - 1  # a later request may try once more
             return f"its worker does not start: {group.last_failure}"
-        if not any(usable(device, group) for device in devices):
+        if not any(starts(device, group) for device in devices):
             return f"no device of the pool starts: {group.last_failure or self._last_failure}"
         return None
 
@@ -251,10 +255,11 @@ class Placement:
         self.workers[number] = device.workers[number] = group.workers[number] = worker
         device.partition.free.discard(device.index)
         device.partition.alive += 1
-        self._held_by(group)
+        self.held_by(group)
         return worker
 
-    def _held_by(self, group: WorkerGroup) -> None:
+    def held_by(self, group: WorkerGroup) -> None:
+        """Take in that the devices of a group have changed."""
         if group.size:
             group.partition.holding[group.serves] = group
         else:
@@ -277,7 +282,7 @@ class Placement:
         worker.last = True
         self.reserved[worker.id] = worker
         worker.group.leaving += 1
-        self._held_by(worker.group)
+        self.held_by(worker.group)
 
     def settle_reservations(self) -> None:
         """Stop the workers that got their first request, or for which no request waits that may go."""
@@ -294,7 +299,7 @@ class Placement:
             worker.alone = None
         worker.version += 1
         group.close(worker)
-        self._held_by(group)
+        self.held_by(group)
         self.decisions.append(StopWorker(worker.id))
 
     def stop_idle(self, client: str) -> None:
@@ -353,9 +358,8 @@ class Placement:
         if usable(device, reservation) and self.wants(reservation) > 0:
             self.start(reservation, device, taken_s=self.now_s)
         else:
-            self._held_by(reservation)
-            if not device.workers:
-                device.partition.free.add(device.index)
+            self.held_by(reservation)
+            self.free(device)
 
     def _find(self, group: WorkerGroup) -> bool:
         """Get one more device for a group. Return True if there was one."""
@@ -374,7 +378,7 @@ class Placement:
                 self.reserve_after(leaving)
             else:
                 self.stop(leaving)
-        self._held_by(group)
+        self.held_by(group)
         return True
 
     def _free_device(self, group: WorkerGroup) -> DeviceState | None:

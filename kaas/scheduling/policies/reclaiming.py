@@ -19,6 +19,11 @@ TURN = 4.0
 
 
 def usable(device: DeviceState, group: WorkerGroup) -> bool:
+    """Return True if a worker of a group may be started on the device: it is there, and workers start there."""
+    return not device.away and starts(device, group)
+
+
+def starts(device: DeviceState, group: WorkerGroup) -> bool:
     """Return True unless workers do not start on the device.
 
     Failures of a single function alone count for that function only: the function may be the cause.

@@ -21,6 +21,7 @@ from kaas.scheduling.policies.locality import Locality
 from kaas.scheduling.policies.orders import Parked
 from kaas.scheduling.policies.oversized import Oversized
 from kaas.scheduling.policies.placement import Placement
+from kaas.scheduling.policies.presence import DevicePresence
 from kaas.scheduling.policies.requests import RequestTable
 from kaas.scheduling.policies.rules import Rules
 from kaas.scheduling.policies.running_alone import RunningAlone
@@ -49,6 +50,7 @@ class Scheduler(Rules, Explained):
         self._placement = Placement(
             self.partitions(devices), self._fair_share, self.rank, self.order, conserving=self.conserving_devices
         )
+        self._presence = DevicePresence(self._placement, self._fair_share)
         self._cache_orders = CacheOrders(self._holdings, self._placement)
         self._alone = RunningAlone(self._placement, self._fair_share)
         self._oversized = Oversized(self._holdings)
@@ -104,7 +106,12 @@ class Scheduler(Rules, Explained):
                 self._device_shares.handle(event)
                 self._mark_dirty_all()
             case events.ClientGone():
-                self._client_gone(event.client)
+                self._fair_share.gone(event.client)
+                self._placement.stop_idle(event.client)  # workers that only this client's requests could use
+                self._mark_dirty_all()
+            case events.DeviceAdded() | events.DeviceRemoved():
+                self._presence.change(event)
+                self._mark_dirty_all()
             case events.Tick():
                 self._open = True  # one that comes after other events of its time does not ask for another Tick
                 self._mark_dirty_all()
@@ -287,11 +294,6 @@ class Scheduler(Rules, Explained):
     def _reject(self, request: QueuedRequest, reason: str, late_s: float | None = None) -> None:
         self._leave(request)
         self._placement.decisions.append(Reject(request.id, reason, late_s))
-
-    def _client_gone(self, client: str) -> None:
-        self._fair_share.gone(client)
-        self._placement.stop_idle(client)  # workers that only this client's requests could use
-        self._mark_dirty_all()
 
     # --- decisions
 

@@ -138,7 +138,7 @@ class RequestOrder(Protocol):
         """Take in that all requests have been dispatched that can go now."""
 
     def lost(self, worker: WorkerState) -> None:
-        """Take in that a worker has ended: requests that waited for it may go elsewhere."""
+        """Take in that a worker has ended, or gets no more requests: those that waited for it may go elsewhere."""
 
     def candidates(self) -> list[Candidate]:
         """Return the requests that compete, by the figures that decide, and change nothing: here it is not known."""
@@ -155,7 +155,7 @@ class DeviceState:
 
     Fields:
         reservation: the group that gets the device when its workers have ended. failures: workers in a row that did not
-            start on the device. failed: the requests that these workers were to serve.
+            start on the device. failed: the requests that these workers were to serve. away: the device was removed.
     """
 
     spec: PhysicalDevice
@@ -164,6 +164,7 @@ class DeviceState:
     reservation: WorkerGroup | None = None
     failures: int = 0
     failed: set[Serves] = field(default_factory=set)
+    away: bool = False
     index: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -358,9 +359,9 @@ class Partition:
 
     Fields:
         home: the requests for which a free device starts a worker before any request needs one; None: it stays free.
-        free: devices without worker and without reservation. waiting: groups with ready requests. holding: groups with
-            workers or reservations. alive: how many workers there are. shared_places: several eTask workers may share a
-            device. why_empty: why no request can run here, if there are no devices.
+        free: devices without worker and without reservation that are not away. waiting: groups with ready requests.
+            holding: groups with workers or reservations. alive: how many workers there are. shared_places: several
+            eTask workers may share a device. why_empty: why no request can run here, if there are no devices.
     """
 
     devices: list[DeviceState] = field(default_factory=list)

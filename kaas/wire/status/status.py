@@ -79,7 +79,8 @@ class DeviceStatus:
 
     Fields:
         state: "starting", "idle", "busy" or "stopping"; without a worker "lost" if the last one ended by itself, else
-            "unused": the policy has started no worker, or has stopped it.
+            "unused": the policy has started no worker, or has stopped it. Of a `kaas.Scale` also "draining": the device
+            goes once its requests have ended; and "absent": it comes when the load needs it.
         worker_kind: "executor" or "etask"; "" without a worker. client, serves: the client and the eTask
             that the worker serves. others: further workers on this device. reason: why the last worker ended or could
             not start, of a device that is "lost" or on which another worker is "starting". executors: with

@@ -10,7 +10,7 @@ import msgspec
 
 import softgpu
 from kaas.config import ClientSettings, Config, Device, FunctionProfile, described
-from kaas.share import ProfilePoint, Share
+from kaas.share import ProfilePoint, Scale, Share
 from kaas.wire.status.stats import KernelStats, OutcomeStats, StageStats, Stats, TierStats
 from kaas.wire.status.status import (
     DeviceStatus,
@@ -42,6 +42,7 @@ _CLASSES = {
         ProfilePoint,
         PromiseStatus,
         QuarantineStatus,
+        Scale,
         Share,
         ShareStatus,
         softgpu.Fault,

@@ -82,6 +82,13 @@ class Chaos:
             max_share=(None, 0.25, 1.0)[self.draw(3)],
         )
 
+    def device_comes_or_goes(self) -> None:
+        world, device = self.world, self.draw(self.world.devices)
+        if device in world.away:
+            world.add_device(device)
+        else:
+            world.remove_device(device)
+
     def residency(self) -> None:
         world = self.world
         ready = {number for number, worker in world.workers.items() if worker.kind is EXECUTOR}
@@ -89,8 +96,8 @@ class Chaos:
             world.resident(worker, (bytes([self.draw(4)]),), (bytes([self.draw(4)]),))
 
 
-def chaos(world: World, data: st.DataObject) -> None:
-    """Draw events until all requests have ended."""
+def chaos(world: World, data: st.DataObject, *, scaled: bool = False) -> None:
+    """Draw events until all requests have ended. scaled: devices come and go, too."""
 
     def draw(n: int) -> int:
         return data.draw(st.integers(0, n - 1))
@@ -99,6 +106,7 @@ def chaos(world: World, data: st.DataObject) -> None:
     drawn = Chaos(world, draw)
     usual = [drawn.arrive, drawn.arrive, drawn.time_passes, drawn.time_passes]
     rare = [drawn.cancel, drawn.die, drawn.fail_to_start, drawn.settings, drawn.residency]
+    rare += [drawn.device_comes_or_goes] * scaled
     for action in data.draw(st.lists(st.sampled_from(usual + rare), min_size=10, max_size=60)):
         action()
     world.settle(draw)
@@ -110,6 +118,14 @@ def test_every_request_is_answered_once(
     name: str, data: st.DataObject, devices: int, slots: int, etask_workers: int
 ) -> None:
     chaos(World(FACTORIES[name], devices, slots, etask_workers), data)
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+@given(data=st.data(), devices=st.integers(1, 4), slots=st.integers(1, 2), etask_workers=st.integers(1, 2))
+def test_every_request_is_answered_once_whatever_devices_come_and_go(
+    name: str, data: st.DataObject, devices: int, slots: int, etask_workers: int
+) -> None:
+    chaos(World(FACTORIES[name], devices, slots, etask_workers), data, scaled=True)
 
 
 class Twins:

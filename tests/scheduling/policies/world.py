@@ -18,6 +18,8 @@ from kaas.scheduling.decisions import (
 )
 from kaas.scheduling.events import (
     ClientKnown,
+    DeviceAdded,
+    DeviceRemoved,
     Event,
     InputsReady,
     ObjectUse,
@@ -40,7 +42,7 @@ STEP_LIMIT = 5000
 @dataclass
 class World:
     """Fields: running: request -> (worker, slot). dispatched: requests in order. answered: replies of each request.
-    served: the flows that each worker ran. wakes: the times at which the policy wants a Tick."""
+    served: the flows that each worker ran. wakes: the times at which the policy wants a Tick. away: removed devices."""
 
     factory: PolicyFactory
     devices: int = 1
@@ -66,6 +68,7 @@ class World:
     served: dict[int, set[tuple[str, str]]] = field(default_factory=dict)
     wakes: list[float] = field(default_factory=list)
     decided: list[Decision] = field(default_factory=list)
+    away: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         speeds = self.speeds or (1.0,) * self.devices
@@ -181,6 +184,14 @@ class World:
                 )
             )
 
+    def add_device(self, device: int) -> None:
+        self.away.remove(device)
+        self.feed(DeviceAdded(self.time_s, device))
+
+    def remove_device(self, device: int) -> None:
+        self.away.add(device)
+        self.feed(DeviceRemoved(self.time_s, device))
+
     def resident(self, worker: int, loaded: tuple[bytes, ...], evicted: tuple[bytes, ...] = ()) -> None:
         self.feed(Residency(self.time_s, worker, loaded, evicted))
 
@@ -203,6 +214,8 @@ class World:
         going += [lambda r=r: self.inputs(r) for r in sorted(self.waiting)]  # type: ignore[misc]
         if self.wakes and (not going or min(self.wakes) <= self.time_s):
             going.append(self.wake)
+        if not going and self.queued:
+            going = [lambda d=d: self.add_device(d) for d in sorted(self.away)]  # type: ignore[misc]
         if going:
             going[pick(len(going))]()
         return bool(going)
