@@ -105,8 +105,8 @@ ALLOWED_IMPORTERS = {
 
 DECIDERS = ("kaas.scheduling.events", "kaas.scheduling.decisions", "kaas.scheduling.candidates",
             "kaas.scheduling.policies", "kaas.scheduling.checks", "kaas.scheduling.checked_worker",
-            "kaas.scheduling.raised_at", "kaas.scheduling.simulation", "kaas.scheduling.sharing",
-            "kaas.scheduling.comparing.figures",
+            "kaas.scheduling.raised_at", "kaas.scheduling.repeated_names", "kaas.scheduling.simulation",
+            "kaas.scheduling.sharing", "kaas.scheduling.comparing.figures",
             "kaas.executor.cache.cache", "kaas.executor.cache.ranges", "kaas.executor.cache.reservation",
             "kaas.executor.cache.tiers", "kaas.executor.cache.eviction", "kaas.executor.plan.arena")  # fmt: skip
 """Modules that decide: values in, values out. No clock, no chance, no environment, no event loop, no device."""
@@ -114,7 +114,7 @@ DECIDERS = ("kaas.scheduling.events", "kaas.scheduling.decisions", "kaas.schedul
 SEEDED = {"kaas.scheduling.simulation.draws"}
 """The exception: chance that comes from a scenario's seed alone."""
 
-PURE = ("kaas.config", "kaas.errors", "kaas.ktask")
+PURE = ("kaas.config", "kaas.errors", "kaas.ktask", "kaas.share")
 """Values that they may use."""
 
 NOT_FOR_DECIDERS = {"asyncio", "cuda", "os", "random", "ray", "secrets", "socket", "threading", "time", "zmq"}

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from kaas.scheduling.events import ObjectUse, RequestArrived, WorkerKind
+from kaas.scheduling.decisions import Decision
+from kaas.scheduling.events import DeviceAdded, Event, ObjectUse, RequestArrived, WorkerKind, WorkerReady
+from kaas.scheduling.sharing.devices import DeviceScaler
+from kaas.scheduling.simulation.clock import Clock, Turn, no_earlier_ps, picoseconds
 from kaas.scheduling.simulation.links import SimulatedLink
+from kaas.scheduling.simulation.scenario import ScenarioScale
 from kaas.scheduling.simulation.simulated_memory import FunctionPlace, SimulatedMemory
+
+FRUITLESS_LOOKS = 1000
+"""A scale looks so often after the last event, if nothing follows: then the requests that wait will not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,3 +176,67 @@ class SimulatedDevice:
         self.runs = [(began_ps, min(ends_ps, now_ps)) for began_ps, ends_ps in self.runs if began_ps < now_ps]
         if self.link is not None:
             self.link.drop(self.index)
+
+
+class ScaledDevices:
+    """The devices of a scenario with a scale, which come and go as in a pool.
+
+    Args:
+        holds: whether limits hold a waiting request back. tell: gives the policy an event. ended: whether no request is
+            there, nor comes.
+    """
+
+    def __init__(
+        self,
+        scale: ScenarioScale,
+        devices: Sequence[SimulatedDevice],
+        clock: Clock,
+        holds: Callable[[int], bool],
+        tell: Callable[[Event], None],
+        ended: Callable[[], bool],
+    ) -> None:
+        self._start_ps = picoseconds(scale.start_s)
+        self._devices = devices
+        self._clock = clock
+        self._tell = tell
+        self._ended = ended
+        self._scaler = DeviceScaler(scale.min, scale.max, idle_s=scale.idle_s, holds=holds)
+        self._due_s = math.inf
+        self._fruitless = 0
+        self._coming: set[int] = set()  # devices without a process that could be used again
+
+    def begin(self) -> None:
+        """Take away the devices that no load needs yet."""
+        for event in self._scaler.begin((), 0.0):
+            self._tell(event)
+
+    def heard(self, event: Event, decisions: Sequence[Decision]) -> None:
+        """Take in an event of the policy, and its decisions."""
+        self._scaler.observe(event, decisions)
+        match event:
+            case DeviceAdded() if not self._devices[event.device].workers:
+                self._coming.add(event.device)
+            case WorkerReady():
+                self._coming.discard(event.device)
+        if self._scaler.wake_s < self._due_s:
+            self._look_at(self._scaler.wake_s)
+
+    def start_ps(self, device: int) -> int:
+        """Return the time that a device takes to come, before a worker can start there."""
+        return self._start_ps if device in self._coming else 0
+
+    def _look_at(self, time_s: float) -> None:
+        self._due_s = time_s
+        if time_s < math.inf:
+            self._clock.at(no_earlier_ps(time_s), Turn.DEADLINE, (0, 0), self._look, time_s)
+
+    def _look(self, due_s: float) -> None:
+        if due_s != self._due_s or self._ended():
+            return
+        self._due_s = math.inf
+        changes = self._scaler.decide(self._clock.now_s)
+        self._fruitless = 0 if changes or not self._clock.is_idle else self._fruitless + 1
+        if self._fruitless < FRUITLESS_LOOKS:
+            self._look_at(self._scaler.wake_s)
+        for event in changes:
+            self._tell(event)

@@ -65,6 +65,16 @@ class ScenarioDevice:
 
 
 @dataclass(frozen=True, slots=True)
+class ScenarioScale:
+    """The number of devices follows the load, as with `kaas.Scale`. start_s: the time that a device takes to come."""
+
+    min: int
+    max: int
+    start_s: float = 0.0
+    idle_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
 class ScenarioFunction:
     """A function of a scenario: its memory, its times in seconds, its client.
 
@@ -187,6 +197,7 @@ class Scenario:
     Fields:
         profiles: the policy is told all functions' times at the start; a number: times wrong by this factor.
         worker_start_s: seconds that an executor takes to start. window_s: the time of which shares have parts.
+        scale: devices come and go; `devices` are all that may be there, and equal.
         workload: brings functions and a stream of requests, in the place of `requests` (`kaas.scheduling.workloads`).
     """
 
@@ -202,6 +213,7 @@ class Scenario:
     failures: tuple[ScenarioFailure, ...] = ()
     workload: ScenarioWorkload | None = None
     window_s: float = 0.1
+    scale: ScenarioScale | None = None
 
     def make_policy(self, devices: Sequence[PhysicalDevice]) -> Policy:
         """Return a new policy of the scenario. A policy with a `seed` parameter gets the seed.
@@ -221,6 +233,8 @@ class Scenario:
     def as_json(self) -> bytes:
         """Return the JSON text that `scenario_file.parse` reads."""
         data = msgspec.to_builtins(self)
+        if (scale := data.pop("scale")) is not None:
+            data["devices"] = scale | {"device": data["devices"][0]}
         data["policy"] = {"name": self.policy.name, **data["policy"]["options"]}
         if isinstance(self.workload, SyntheticWorkload):
             data["workload"] = {"synthetic": data["workload"]}

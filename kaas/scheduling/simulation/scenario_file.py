@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from kaas.config import DEVICE_KINDS, LARGEST, SMALLEST
 from kaas.errors import InvalidScenario
 from kaas.scheduling.policies import POLICIES
+from kaas.scheduling.repeated_names import repeated_name
 from kaas.scheduling.simulation.scenario import (
     AzureTrace,
     Owner,
@@ -26,10 +26,12 @@ from kaas.scheduling.simulation.scenario import (
     ScenarioFunction,
     ScenarioLink,
     ScenarioRequest,
+    ScenarioScale,
     ScenarioShare,
     ScenarioWorkload,
     SyntheticWorkload,
 )
+from kaas.share import MOST_DEVICES
 
 FILE_BYTES = 256 << 20
 """The longest file of a scenario."""
@@ -65,42 +67,15 @@ def parse(text: bytes | str) -> Scenario:
     except (ValueError, RecursionError) as error:  # msgspec.DecodeError is a ValueError
         raise InvalidScenario(f"a scenario is JSON: {error}", path="") from error
     scenario = read(value)
-    found = json.loads(text, object_pairs_hook=_name_twice)  # after the checks: what they refuse need not be read again
-    if isinstance(found, _Twice):
-        raise _wrong(found.path, "the name stands there twice")
+    if (path := repeated_name(text)) is not None:  # after the checks: what they refuse need not be read again
+        raise _wrong(path, "the name stands there twice")
     return scenario
-
-
-class _Twice(NamedTuple):
-    """The place of a name that stands twice in an object: one of its values would be lost."""
-
-    path: str
-
-
-def _name_twice(pairs: list[tuple[str, Any]]) -> _Twice | None:
-    """Return the place in an object of a JSON text, or in the objects in it, where a name stands twice, if any."""
-    names = set()
-    for name, given in pairs:
-        if name in names:
-            return _Twice(name)
-        names.add(name)
-        if (found := _in_value(given)) is not None:
-            return _Twice(f"{name}{found.path if found.path.startswith('[') else '.' + found.path}")
-    return None
-
-
-def _in_value(value: Any) -> _Twice | None:
-    """Return the place in a value whose objects are already what `_name_twice` returns for them."""
-    if isinstance(value, list):
-        for place, given in enumerate(value):
-            if given is not None and (found := _in_value(given)) is not None:
-                return _Twice(f"[{place}]{found.path if found.path.startswith('[') else '.' + found.path}")
-    return value if isinstance(value, _Twice) else None
 
 
 def read(value: Any) -> Scenario:
     """Return a scenario from its decoded JSON; raise as `parse` does."""
-    scenario = Scenario(**_object("", value, _SCENARIO))
+    fields = _object("", value, _SCENARIO)
+    scenario = Scenario(**fields | fields.get("devices", {}))
     _check_names(scenario)
     return scenario
 
@@ -234,6 +209,17 @@ def _policy(path: str, value: Any) -> PolicyChoice:
     return PolicyChoice(name, options)
 
 
+def _devices(path: str, value: Any) -> dict[str, Any]:
+    """Return the devices, and their scale if an object says how many there are at least and at most."""
+    if not isinstance(value, dict):
+        return {"devices": _list(_record(ScenarioDevice, _DEVICE))(path, value)}
+    fields = {"device": ScenarioDevice()} | _record(dict, _SCALE, "min", "max")(path, value)
+    device, scale = fields.pop("device"), ScenarioScale(**fields)
+    if scale.min > scale.max:
+        raise _wrong(f"{path}.min", f"at most max, which is {scale.max}")
+    return {"devices": (device,) * scale.max, "scale": scale}
+
+
 def _quota(path: str, value: Any) -> tuple[float, float]:
     found = _list(partial(_number, most=1.0))(path, value)
     if len(found) != 2 or not found[0] <= found[1] or not found[1] > 0:
@@ -291,6 +277,13 @@ _DEVICE: dict[str, Reader] = {
     "sms": partial(_whole, least=1, most=MOST_SMS),
     "sm_step": partial(_whole, least=1, most=MOST_SMS),
 }
+_SCALE: dict[str, Reader] = {
+    "min": partial(_whole, most=MOST_DEVICES),
+    "max": partial(_whole, least=1, most=MOST_DEVICES),
+    "start_s": _number,
+    "idle_s": _number,
+    "device": _record(ScenarioDevice, _DEVICE),
+}
 _FUNCTION: dict[str, Reader] = {
     "memory_mb": _number,
     "load_s": _number,
@@ -327,7 +320,7 @@ _FAILURE: dict[str, Reader] = {"at_s": _number, "device": _whole, "down_s": _num
 _SCENARIO: dict[str, Reader] = {
     "policy": _policy,
     "seed": _whole,
-    "devices": _list(_record(ScenarioDevice, _DEVICE)),
+    "devices": _devices,
     "functions": _named(_record(ScenarioFunction, _FUNCTION)),
     "clients": _named(_record(ScenarioClient, _CLIENT)),
     "requests": _list(_record(ScenarioRequest, _REQUEST, "function")),

@@ -41,7 +41,7 @@ from kaas.scheduling.events import (
 from kaas.scheduling.raised_at import raised_at
 from kaas.scheduling.simulation import start
 from kaas.scheduling.simulation.clock import SECOND_PS, Clock, Turn, no_earlier_ps, picoseconds, seconds
-from kaas.scheduling.simulation.devices import SimulatedRequest, SimulatedWorker
+from kaas.scheduling.simulation.devices import ScaledDevices, SimulatedRequest, SimulatedWorker
 from kaas.scheduling.simulation.execution import Execution
 from kaas.scheduling.simulation.figures import RunFigures
 from kaas.scheduling.simulation.scenario import Scenario, ScenarioFailure, ScenarioRequest
@@ -109,9 +109,13 @@ class _Simulation:
             message = f"the policy cannot be made: {type(error).__name__}: {error} ({raised_at(error)})"
             raise PolicyError(message) from error
         self._policy = CheckedPolicy(made, physical, name=name)
+        self._all_arrived = False
+        self._scaled: ScaledDevices | None = None
+        if (scale := scenario.scale) is not None:
+            ended = lambda: self._all_arrived and not self._open  # noqa: E731
+            self._scaled = ScaledDevices(scale, self._devices, self._clock, self._policy.holds, self._tell, ended)
         self._workers: dict[int, SimulatedWorker] = {}
         self._open: dict[int, SimulatedRequest] = {}  # requests that are queued or run, by the ids of their arrivals
-        self._all_arrived = False
         self._figures = RunFigures(scenario.clients, keep=keep)
         self._execution = Execution(
             self._clock,
@@ -151,6 +155,8 @@ class _Simulation:
             self._tell(share)
         for worker in start.adopted(self._scenario) if self._adopts else ():
             self._adopt(worker)
+        if self._scaled is not None:
+            self._scaled.begin()
         self._tell(Tick(0.0))
         for failure in self._scenario.failures:
             self._clock.at(picoseconds(failure.at_s), Turn.WORKER, (failure.device, 0), self._fail, failure)
@@ -165,6 +171,8 @@ class _Simulation:
         for told in (events, following):
             for event in told:
                 decisions = self._policy.handle(event)
+                if self._scaled is not None:
+                    self._scaled.heard(event, decisions)
                 if self._observe is not None:
                     self._observe(event, decisions)
                 for decision in decisions:
@@ -304,6 +312,8 @@ class _Simulation:
             worker.cold_ps = picoseconds(function.cold_s)
         start_s = self._scenario.worker_start_s if decision.kind is WorkerKind.EXECUTOR else 0.0
         worker.start_ps = (worker.cold_ps or 0) + picoseconds(start_s)
+        if self._scaled is not None:
+            worker.start_ps += self._scaled.start_ps(device.index)
         self._ready_later(worker)
 
     def _ready_later(self, worker: SimulatedWorker) -> None:

@@ -210,7 +210,8 @@ def adopted(scenario: Scenario) -> Iterator[WorkerAdopted]:
     that keeps a worker busy belongs to no client, and no client is charged for it.
     """
     workers, busy = count(), count(1)
-    for index, device in enumerate(scenario.devices):
+    there = len(scenario.devices) if scenario.scale is None else scenario.scale.min
+    for index, device in enumerate(scenario.devices[:there]):
         owner = scenario.owner_of(index)
         if owner is None and scenario.policy.name in NO_SHARED_EXECUTORS:
             continue

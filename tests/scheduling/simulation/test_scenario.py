@@ -108,7 +108,7 @@ WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
     (("seed",), -1, "seed"),
     (("seed",), True, "seed"),
     (("devices",), [], "devices"),
-    (("devices",), {}, "devices"),
+    (("devices",), 7, "devices"),
     ((*DEVICE, "memory"), 1, "devices[0].memory"),
     ((*DEVICE, "memory_mb"), 0, "devices[0].memory_mb"),
     ((*DEVICE, "cached"), ["A", "B"], "devices[0].cached[1]"),
