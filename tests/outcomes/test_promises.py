@@ -8,8 +8,22 @@ from typing import Any
 
 import pytest
 
-from kaas.scheduling.decisions import Decision, Granted
-from kaas.scheduling.events import Event, RequestArrived, RequestDone
+from kaas.scheduling.checks import CheckedPolicy
+from kaas.scheduling.decisions import Decision, Granted, StartWorker
+from kaas.scheduling.events import (
+    DeviceRemoved,
+    Event,
+    FunctionKnown,
+    PhysicalDevice,
+    PromiseKnown,
+    RequestArrived,
+    RequestDone,
+    Tick,
+    WorkerKind,
+    WorkerReady,
+)
+from kaas.scheduling.policies import factory
+from kaas.scheduling.sharing.scaling import Configuration
 from kaas.scheduling.simulation.scenario_file import read
 from kaas.scheduling.simulation.simulator import simulate
 
@@ -116,3 +130,27 @@ def test_a_promise_is_kept_under_every_policy(policy: str) -> None:
     flood = [{"function": "flood", "at_s": 0.002 * number} for number in range(5_000)]
     ran = Run(trace([40.0] * 10, "f") + flood, policy=policy, f={"slo_s": SLO_S}, flood={"fills": 1.0})
     assert ran.late("f", from_s=5.0) <= 0.01
+
+
+def test_instances_of_a_device_that_goes_go_to_another_one() -> None:
+    places = [PhysicalDevice(index, "software", 1 << 30, slots=4) for index in range(2)]
+    policy = CheckedPolicy(factory("fcfs")(places), places)
+    told: list[Granted] = []
+
+    def feed(event: Event) -> list[Decision]:
+        decisions = policy.handle(event)
+        told.extend(each for each in decisions if isinstance(each, Granted))
+        return decisions
+
+    points = (Configuration(0.25, 1.0, 100.0, 0.01),)
+    started = [each for each in feed(Tick(0.0)) if isinstance(each, StartWorker)]
+    for each in started:
+        feed(WorkerReady(0.0, each.worker, WorkerKind.EXECUTOR, each.device, 4, 1 << 30, 128, 8))
+    feed(FunctionKnown(0.0, "f", "software", 0.01, 0.0, 0, 1, points=points))
+    feed(PromiseKnown(0.0, "function f", SLO_S))
+    feed(RequestArrived(0.0, 0, "alice", "f", share="function f"))
+    (before,) = told[-1].instances
+    feed(DeviceRemoved(0.1, before.device))
+    (after,) = told[-1].instances
+    assert after.device != before.device
+    assert (after.sms, after.quota) == (before.sms, before.quota)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from kaas.errors import PolicyError
 from kaas.scheduling.decisions import Granted, GrantedShare
 from kaas.scheduling.events import (
+    DeviceRemoved,
     Outcome,
     PhysicalDevice,
     PromiseKnown,
@@ -154,13 +155,20 @@ class DeviceShares:
 
     def ready(self, event: WorkerReady | WorkerAdopted) -> None:
         """Take in the SMs of a device whose executor can run requests."""
+        if event.kind is not WorkerKind.EXECUTOR:
+            return
         extent = DeviceExtent(event.sms, event.sm_step)
-        if event.kind is WorkerKind.EXECUTOR and self._extents.get(event.device) != extent:
+        if self._extents.get(event.device) != extent:
             self._extents[event.device] = extent
             if self.active:
                 self._begin_device(event.device)
-            self._promises.add_device(event.device, extent, self._placement.now_s)
-            self._settle()
+        self._promises.add_device(event.device, extent, self._placement.now_s)
+        self._settle()
+
+    def removed(self, event: DeviceRemoved) -> None:
+        """Take in that a device goes: instances there go elsewhere."""
+        self._promises.remove_device(event.device, self._placement.now_s)
+        self._settle()
 
     def decide(self) -> None:
         """Fit the instances of functions with promises to their loads, and ask to be woken again."""

@@ -111,6 +111,8 @@ class Scheduler(Rules, Explained):
                 self._mark_dirty_all()
             case events.DeviceAdded() | events.DeviceRemoved():
                 self._presence.change(event)
+                if isinstance(event, events.DeviceRemoved):
+                    self._device_shares.removed(event)
                 self._mark_dirty_all()
             case events.Tick():
                 self._open = True  # one that comes after other events of its time does not ask for another Tick
