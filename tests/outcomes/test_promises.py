@@ -11,6 +11,7 @@ import pytest
 from kaas.scheduling.checks import CheckedPolicy
 from kaas.scheduling.decisions import Decision, Granted, StartWorker
 from kaas.scheduling.events import (
+    DeviceAdded,
     DeviceRemoved,
     Event,
     FunctionKnown,
@@ -30,6 +31,7 @@ from kaas.scheduling.simulation.simulator import simulate
 SLO_S = 0.069
 RUN_S = 0.012
 """Of the paper's ResNet on all SMs, of which it fills 24 %."""
+DEVICE = {"sms": 80, "sm_step": 2, "slots": 16}
 
 
 def trace(rates: list[float], function: str) -> list[dict[str, Any]]:
@@ -44,7 +46,14 @@ def trace(rates: list[float], function: str) -> list[dict[str, Any]]:
 class Run:
     """A simulation, with what each request took and what the functions were granted."""
 
-    def __init__(self, requests: list[dict[str, Any]], policy: str = "fcfs", **functions: Any) -> None:
+    def __init__(
+        self,
+        requests: list[dict[str, Any]],
+        policy: str = "fcfs",
+        scale: dict[str, Any] | None = None,
+        **functions: Any,
+    ) -> None:
+        self.devices: list[tuple[float, int]] = [(0.0, 0)]
         self.granted: list[tuple[float, Granted]] = []
         self.latencies: dict[str, list[tuple[float, float]]] = {name: [] for name in functions}
         self._arrived: dict[int, RequestArrived] = {}
@@ -53,7 +62,7 @@ class Run:
             {
                 "policy": {"name": policy},
                 "window_s": 0.02,
-                "devices": [{"sms": 80, "sm_step": 2, "slots": 16}],
+                "devices": [DEVICE] if scale is None else scale | {"device": DEVICE},
                 "functions": {name: {**defaults, "client": name, **each} for name, each in functions.items()},
                 "requests": sorted(requests, key=lambda each: each["at_s"]),
             }
@@ -66,6 +75,8 @@ class Run:
         elif isinstance(event, RequestDone):
             arrived = self._arrived[event.request]
             self.latencies[arrived.function].append((arrived.time_s, event.time_s - arrived.time_s))
+        elif isinstance(event, DeviceAdded | DeviceRemoved):
+            self.devices.append((event.time_s, self.devices[-1][1] + (1 if isinstance(event, DeviceAdded) else -1)))
         self.granted += [(event.time_s, each) for each in decisions if isinstance(each, Granted)]
 
     def late(self, function: str, from_s: float = 0.0) -> float:
@@ -154,3 +165,14 @@ def test_instances_of_a_device_that_goes_go_to_another_one() -> None:
     (after,) = told[-1].instances
     assert after.device != before.device
     assert (after.sms, after.quota) == (before.sms, before.quota)
+
+
+def test_a_scale_brings_devices_for_a_promise_and_sends_them_away_when_the_load_falls() -> None:
+    rates = [100.0] * 5 + [700.0] * 15 + [20.0] * 120
+    scale = {"min": 1, "max": 4, "start_s": 1.0, "idle_s": 20.0}
+    ran = Run(trace(rates, "f"), scale=scale, f={"slo_s": SLO_S})
+    counts = [count - ran.devices[3][1] + 1 for _, count in ran.devices[3:]]  # three go at the start
+    assert max(counts) > 2
+    assert counts[-1] == 1
+    assert ran.done.summary.rejected == 0
+    assert ran.late("f", from_s=14.0) <= 0.01

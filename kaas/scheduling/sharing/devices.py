@@ -12,6 +12,9 @@ start, too. Where no device is there, the first request brings one at once.
 is the largest number of busy slots in that time, so that a load which swings within it changes nothing. The devices
 that go are those that are used least now.
 
+**Promises of latency** (`Granted`): a load for which there is no room brings one device at a time. Devices with
+instances stay.
+
 **A device that does not start** is given up, and comes into question again `RETRY_S` later; another one may take its
 place at once.
 
@@ -26,7 +29,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
-from kaas.scheduling.decisions import Decision, Dispatch, Reject, StartWorker, StopWorker
+from kaas.scheduling.decisions import Decision, Dispatch, Granted, Reject, StartWorker, StopWorker
 from kaas.scheduling.events import (
     DeviceAdded,
     DeviceRemoved,
@@ -35,6 +38,7 @@ from kaas.scheduling.events import (
     RequestArrived,
     RequestCancelled,
     RequestDone,
+    ShareGone,
     WorkerAdopted,
     WorkerGone,
     WorkerKind,
@@ -69,7 +73,6 @@ class DeviceScaler:
     Args:
         least, most: how many. idle_s: as in `kaas.Scale`.
         holds: whether limits of its client hold a waiting request back, so that no device helps it.
-        missing_per_s: the load for which there is no room, in requests a second, as `Scaler.missing_per_s`.
 
     Fields:
         present: the devices that are there. wake_s: the time at which `decide` is to be called; infinite for never.
@@ -83,13 +86,12 @@ class DeviceScaler:
         *,
         idle_s: float,
         holds: Callable[[int], bool] = lambda _: False,
-        missing_per_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._least = least
         self._most = most
         self._idle_s = idle_s
         self._holds = holds
-        self._missing_per_s = missing_per_s
+        self._granted: dict[str, Granted] = {}  # the instances of functions with promises of latency
         self.present = set(range(most))
         self.wake_s = math.inf
         self.start_s = START_S
@@ -138,6 +140,8 @@ class DeviceScaler:
                     self._run(running.request, event.worker, now_s)
             case WorkerGone():
                 self._gone(event)
+            case ShareGone():
+                self._granted.pop(event.share, None)
             case DeviceAdded():
                 self.present.add(event.device)
                 self._came_s = now_s
@@ -156,6 +160,9 @@ class DeviceScaler:
                 case StartWorker():
                     worker = _DeviceWorker(decision.device, decision.kind, now_s)
                     self._workers[decision.worker] = self._on[decision.device][decision.worker] = worker
+                case Granted():
+                    self._granted[decision.share] = decision
+                    self._look_at(now_s)
                 case StopWorker():
                     self._workers[decision.worker].stopping = True
 
@@ -233,7 +240,7 @@ class DeviceScaler:
     def _wanted(self, there: int, now_s: float) -> int:
         """Return the number of devices for the load, of which so many are there; ask for the next look."""
         self._refused = self._refused and not there
-        lacking = self._refused or self._missing_per_s() > 0
+        lacking = self._refused or any(each.missing_per_s > 0 for each in self._granted.values())
         waits = next((since_s for each, since_s in self._waiting.items() if not self._holds(each)), None)
         if waits is not None or lacking:
             if there == self._most:
@@ -263,14 +270,19 @@ class DeviceScaler:
             return there
         if self._peaks and peak > self._busy:
             self._look_at(self._peaks[0][0] + self._idle_s)
-        return min(there, -(-peak // self._slots))
+        return min(there, max(-(-peak // self._slots), len(self._promised())))
+
+    def _promised(self) -> set[int]:
+        """Return the devices with instances of functions that have promises of latency."""
+        return {place.device for granted in self._granted.values() for place in granted.instances}
 
     def _unused(self, count: int, failed: Container[int]) -> list[int]:
-        """Return the devices that go: without a worker, then with the fewest runs, then used longest ago."""
+        """Return the devices that go: without instances, or a worker, with the fewest runs, then used longest ago."""
+        promised = self._promised()
         runs = dict.fromkeys(self.present, 0)
         for number, slots in self._runs.values():
             device = self._workers[number].device
             runs[device] = runs.get(device, 0) + slots
         able = [device for device in self.present if device not in failed]
-        able.sort(key=lambda each: (bool(self._on[each]), runs[each], self._used_s[each], -each))
+        able.sort(key=lambda each: (each in promised, bool(self._on[each]), runs[each], self._used_s[each], -each))
         return able[:count]

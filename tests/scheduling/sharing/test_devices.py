@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kaas.scheduling.events import DeviceAdded, DeviceRemoved, WorkerKind
+from kaas.scheduling.decisions import Granted, GrantedShare
+from kaas.scheduling.events import DeviceAdded, DeviceRemoved, ShareGone, Tick, WorkerKind
 from kaas.scheduling.policies import POLICIES, factory
 from kaas.scheduling.sharing.devices import RETRY_S, DeviceScaler
 from tests.scheduling.policies.test_every_policy import FACTORIES, Chaos
@@ -21,14 +22,12 @@ START_S, IDLE_S = 2.0, 60.0
 class Scaled(World):
     """A pool with a scale, in a time of its own; workers start in START_S."""
 
-    def begin(self, least: int, *, holds: Callable[[int], bool] | None = None, missing: float = 0.0) -> None:
-        self.missing_per_s = missing
+    def begin(self, least: int, *, holds: Callable[[int], bool] | None = None) -> None:
         self.scaler = DeviceScaler(
             least,
             self.devices,
             idle_s=IDLE_S,
             holds=holds or self.policy.holds,
-            missing_per_s=lambda: self.missing_per_s,
         )
         handle = self.policy.handle
 
@@ -169,13 +168,25 @@ def test_from_none_the_first_request_brings_one(policy: str) -> None:
     assert not world.workers
 
 
-def test_a_load_without_room_brings_a_device_although_nothing_waits() -> None:
+def granted(world: Scaled, missing_per_s: float, *devices: int) -> None:
+    """Let the policy tell where the instances of a function with a promise are."""
+    instances = tuple(GrantedShare(device, 0.5, 1.0) for device in devices)
+    world.scaler.observe(Tick(world.time_s), [Granted("f", instances, missing_per_s)])
+
+
+def test_a_load_without_room_brings_devices_and_those_with_instances_stay() -> None:
     world = scaled(1, 3)
-    world.missing_per_s = 5.0
-    world.pass_(IDLE_S)
-    world.arrive()
+    granted(world, 5.0, 0)
     world.pass_(2 * START_S)
-    assert len(world.there) > 1
+    assert world.there == [0, 1]
+    granted(world, 0.0, 0, 1)
+    world.pass_(3 * IDLE_S)
+    assert world.there == [0, 1]
+    world.scaler.observe(ShareGone(world.time_s, "f"), [])
+    world.arrive()
+    world.finish(0)
+    world.pass_(3 * IDLE_S)
+    assert len(world.there) == 1
 
 
 def test_a_device_that_does_not_start_is_given_up_and_asked_for_again_later() -> None:
