@@ -157,6 +157,8 @@ class Admin:
             for each in status.quarantined
             if client in (None, each.client)
         ]
+        own = f"client {client!r}"
+        reply["shares"] = [_entry(each) for each in status.shares if administrator or each.of == own]
         if administrator:
             reply |= {
                 "queued": status.queued,

@@ -92,6 +92,10 @@ def test_an_operator_gives_alice_a_quarter_and_her_next_request_runs_on_it(share
         assert sms_of(server) == [0, SMS // 4, SMS // 4, SMS // 4], "a wrong configuration changes nothing"
         (used,) = alice.usage()["flows"]
         assert used["device_ns"] / 4 < used["sm_ns"] < used["device_ns"], "the first on all SMs, three on a quarter"
+        (shown,) = alice.status()["shares"]
+        assert (shown["of"], shown["sms"], shown["granted"]) == ("client 'alice'", 0.25, [[0, SMS // 4]])
+        with client(server, "bob") as bob, client(server, "boss") as boss:
+            assert (bob.status()["shares"], boss.status()["shares"]) == ([], [shown])
         scraped = get(server, "/metrics")[1]
         assert "kaas_share_sms{share=\"client 'alice'\"} 0.25" in scraped
         assert "kaas_share_missed_windows_total{share=\"client 'alice'\"} 0" in scraped
