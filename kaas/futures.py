@@ -63,11 +63,15 @@ class PendingReply:
 
     Fields:
         number: that of the call. ended: True once there are frames or an error, or the call was cancelled.
+        best_effort: the request ran on what shares leave, since it would have been late for its promise.
         waiting: locks of the waiting threads, which are released at the end. An Event's own lock could stay locked
             if a thread is interrupted in the Event.
     """
 
-    __slots__ = ("__weakref__", "callbacks", "cancelled", "ended", "error", "frames", "number", "source", "waiting")
+    __slots__ = (
+        "__weakref__", "best_effort", "callbacks", "cancelled", "ended", "error", "frames", "number", "source",
+        "waiting",
+    )  # fmt: skip
 
     traceparent: str = ""
 
@@ -76,6 +80,7 @@ class PendingReply:
         self.number = number
         self.ended = False
         self.cancelled = False
+        self.best_effort = False
         self.frames: Sequence[Any] = ()
         self.error: BaseException | None = None
         self.callbacks: list[Callable[[], Any]] = []
@@ -194,6 +199,11 @@ class Future(concurrent.futures.Future[Any]):
     def cancelled(self) -> bool:
         """Return True if the call was cancelled."""
         return self._pending.cancelled
+
+    @property
+    def best_effort(self) -> bool:
+        """True if the reply has come, and the request ran on what shares leave: it would have been late for `slo_s`."""
+        return self._pending.best_effort
 
     @property
     def traceparent(self) -> str:

@@ -258,7 +258,9 @@ class RpcClient:
 
     def _take(self, header: messages.ToPeer, frames: Sequence[Any]) -> None:
         match header:
-            case messages.CallResult(number=number):
+            case messages.CallResult(number=number, best_effort=best_effort):
+                if best_effort and (call := self._half.open.get(number)) is not None:
+                    call.pending.best_effort = True
                 lost = frames[0] if frames and type(frames[0]) is OutOfHostMemory else None
                 self._replied(number, frames, lost)
             case messages.CallFailure(number=number, held=held):
@@ -317,11 +319,9 @@ class RpcClient:
         """Connect to a pool that has restarted, and send it all calls without a reply."""
         try:
             epoch = self._connected()
-        except KaasError as error:
-            self.end(error)
-            return
         except Exception as error:  # noqa: BLE001 - any error must reach the waiting callers
-            self.end(PoolStopped(f"pool {self._pool.name!r} cannot be reached: {error}", pool=self._pool.name))
+            unreachable = f"pool {self._pool.name!r} cannot be reached: {error}"
+            self.end(error if isinstance(error, KaasError) else PoolStopped(unreachable, pool=self._pool.name))
             return
         with self.lock:
             if self._ended is None:

@@ -268,7 +268,7 @@ class ProgramSessions:
             return
         error = answer.exception()
         if error is None:
-            self._send(session.peer, CallResult(number), answer.result())
+            self._send(session.peer, CallResult(number, request.best_effort), answer.result())
             return
         held = blocks and self._service.pool.unfinished(request)
         self._fail(session, number, error, held)

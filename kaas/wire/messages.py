@@ -181,9 +181,10 @@ class Drop(msgspec.Struct, frozen=True, array_like=True, tag=14):
 
 
 class CallResult(msgspec.Struct, frozen=True, array_like=True, tag=20):
-    """Frames: of a Submit one for each output, in declared order."""
+    """Frames: of a Submit one for each output, in declared order. best_effort: as of `Future.best_effort`."""
 
     number: int
+    best_effort: bool = False
 
 
 class CallFailure(msgspec.Struct, frozen=True, array_like=True, tag=21):

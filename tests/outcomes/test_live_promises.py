@@ -53,8 +53,11 @@ def test_a_function_is_measured_and_granted_a_part_that_keeps_its_promise() -> N
     assert device == 0
     assert sms <= BLOCKS / SMS, "the function fills a quarter: more is of no use"
     assert quota <= 1
-    assert (now.kept, now.late, now.refused) == (40, 0, 0)
+    assert (now.kept, now.late, now.best_effort, now.refused) == (40, 0, 0, 0)
     assert "promises" in str(kaas.status())
+    future = function.call()
+    future.result(TIMEOUT_S)
+    assert not future.best_effort
     kaas.set_share(function, None)
     call(function)
     assert kaas.status().shares == ()
@@ -68,6 +71,9 @@ def test_what_cannot_be_in_time_is_refused_or_runs_late_as_the_function_chose() 
     assert promise().refused == 1
     kaas.set_share(function, "auto", slo_s=0.001)
     call(function, 40)
+    future = function.call()
+    assert int(future.result(TIMEOUT_S)[0]) == 0
+    assert future.best_effort
     assert promise().best_effort > 0
     assert promise().refused == 0
 
