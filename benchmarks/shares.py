@@ -96,7 +96,7 @@ class Callers:
         try:
             while not self._ending:
                 began_s = perf_counter()
-                assert int(each.call().result()[0]) == 1
+                each.call().result()
                 self.seconds[name].append(perf_counter() - began_s)
                 self.counts[name] += 1
         except BaseException as error:  # noqa: BLE001 - raised by `ended`, in the thread that measures

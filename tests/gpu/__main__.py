@@ -26,9 +26,9 @@ Environment = dict[str, str]
 NEEDED = ("numpy", "pytest", "msgspec", "cuda")
 WITHOUT_RAY = ("gpu_stages", "launch", "cache", "clients", "overlap", "slots")
 WITH_RAY = ("path",)
-WITH_MORE = {"gpu_models": ("tvm", "onnx"), "gemm": ("cupy",), "isolation": ()}
+WITH_MORE = {"gpu_models": ("tvm", "onnx"), "gemm": ("cupy",), "isolation": (), "gpu_shares": ()}
 """Benchmarks that need further packages."""
-WITH_BLAS = ("gemm", "isolation")
+WITH_BLAS = ("gemm", "isolation", "gpu_shares")
 """Benchmarks that need the kernels of the BLAS library."""
 OPTIONS = {"gemm": ("--device", "gpu"), "isolation": ("--device", "gpu")}
 DISTRIBUTIONS = (ROOT / "softgpu", ROOT / "compilers" / "tvm_backend", ROOT / "libraries" / "cutlass_blas")
