@@ -94,6 +94,7 @@ class DeviceShares:
         self._shares: dict[str, ShareKnown] = {}
         self._promised: dict[str, PromiseKnown] = {}
         self._promises = Promises(max(self._windows_s.values()))
+        self._placed: set[str] = set()  # promises with a part of a device
         self._told: dict[str, Granted] = {}
         self._runs: dict[int, _PromisedRun] = {}
         self._devices: dict[int, _SharedDevice] = {}
@@ -101,7 +102,7 @@ class DeviceShares:
 
     def __contains__(self, share: str) -> bool:
         """True if requests of a share have a part of a device."""
-        return share in self._shares or any(share in device.accounts for device in self._devices.values())
+        return share in self._shares or share in self._placed
 
     # --- events
 
@@ -132,9 +133,9 @@ class DeviceShares:
         if self._shares.pop(event.share, None) is not None:
             for device in self._devices.values():
                 device.scheduler.take(event.share)
-            self._fix()
         self._promised[event.share] = event
         self._begin()
+        self._fix()
         self._promises.promise(event.share, event.slo_s)
         self._settle()
 
@@ -175,7 +176,7 @@ class DeviceShares:
         if self._promised:
             self._promises.decide_all(self._placement.now_s)
             self._settle()
-            if any(device.accounts for device in self._devices.values()):
+            if self._placed:
                 self._wake_at(self._placement.now_s + DECIDE_S)
 
     def _begin(self) -> None:
@@ -197,7 +198,9 @@ class DeviceShares:
                 self._take(device, request, Tokens(OTHERS, extent.sms))
 
     def _fix(self) -> None:
-        """Keep the room of shares without promises."""
+        """Keep the room of shares without promises, as long as there are promises."""
+        if not self._promised:
+            return
         parts = {name: (share.sms, share.least) for name, share in self._shares.items()}
         self._promises.fix(parts, self._placement.now_s)
         self._settle()
@@ -228,7 +231,10 @@ class DeviceShares:
                     device.scheduler.give(name, sms, least, 1.0)
                 if accounts:
                     device.accounts[share] = [*accounts]
-            if share not in self:
+            if any(share in device.accounts for device in self._devices.values()):
+                self._placed.add(share)
+            else:
+                self._placed.discard(share)
                 self._unshare(share)
             if function is None:
                 self._told.pop(share, None)
