@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+from kaas.papers.scheduling.fast import DEVICES, SLO_S, rates
 from kaas.scheduling.decisions import Decision, Granted
 from kaas.scheduling.events import Event, RequestArrived, RequestDone
 from kaas.scheduling.simulation.scenario import Scenario
 from kaas.scheduling.simulation.scenario_file import read
 from kaas.scheduling.simulation.simulator import simulate
 
-SLO_S = 0.069
-"""Of ResNet, in the paper."""
 RUN_S, FILLS = 0.012, 0.24
 """A run of ResNet on a whole device, and the part of the SMs that it fills (Figure 8: beyond it, none gains)."""
-DEVICES = 4
 SECONDS = 160
 SEED = 12
 FLOOD_RUN_S, FLOOD_PER_S = 0.01, 105
 """Requests of another client, which fill a device, for each device: five in a hundred more than it can run."""
-
-
-def rates() -> Iterator[float]:
-    """Yield the requests of each second: a ramp, a burst to three times as many at once, and the fall."""
-    yield from (10 + 140 * second / 60 for second in range(60))
-    yield from [450.0] * 20
-    yield from [150.0] * 20
-    yield from (150 - 140 * second / 60 for second in range(60))
 
 
 def trace(flooded: bool, best_effort: bool) -> Scenario:

@@ -21,6 +21,7 @@ COMMANDS = (
     ("papers", "lalb", "--plot"),
     ("papers", "mqfq", "--plot"),
     ("papers", "hybrid", "--plot"),
+    ("papers", "fast", "--plot"),
     ("simulate", "GIVEN", "--plot"),
     ("replay", "GIVEN", "--scenario"),
     ("bench", "file", "GIVEN", "--html"),

@@ -185,6 +185,12 @@ def hybrid(
     _scheduling("hybrid", zipf, gpu_mb, overhead_s, seeds, plot, None, json=json)
 
 
+@app.command()
+def fast(gpu_mb: GpuMb = None, seeds: Seeds = 3, plot: Plot = None, json: OneLine = False) -> None:
+    """FaST-GShare, in virtual time: throughput over shares, pods beside each other, and a promise of latency."""
+    _scheduling("fast", None, gpu_mb, 0.0, seeds, plot, "pods", json=json)
+
+
 def _scheduling(
     name: str,
     zipf: float | None,

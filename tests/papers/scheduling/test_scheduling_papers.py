@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from kaas.cli.main import app
 from kaas.errors import InvalidRequest
+from kaas.papers.scheduling.fast import EIGHT_PODS, FAST, SLO_S, offered, promised, saturated
 from kaas.papers.scheduling.functions import LALB_MODELS, MQFQ_FUNCTIONS, zipf
 from kaas.papers.scheduling.lalb import LALB
 from kaas.papers.scheduling.lalb import scenario as lalb_scenario
@@ -21,8 +22,11 @@ from kaas.papers.scheduling.page import page
 from kaas.papers.scheduling.paper import Assumptions, PaperRow, PaperRows, measure_cells, row
 from kaas.papers.scheduling.papers import SCHEDULING_PAPERS
 from kaas.scheduling.comparing.figures import PolicyFigures, measure
+from kaas.scheduling.simulation.scenario import ScenarioShare
 from kaas.scheduling.simulation.scenario_file import read
 from kaas.scheduling.simulation.simulator import simulate
+
+PART = ScenarioShare(0.12, (0.0, 1.0))
 
 
 @cache
@@ -52,6 +56,20 @@ def test_later_requests_that_find_their_model_make_no_mean_latency_worse() -> No
 def test_flows_that_stay_where_they_are_warm_are_faster_than_the_order_of_arrival() -> None:
     assert mqfq("mqfq_sticky").mean_latency_s < 0.8 * mqfq("fcfs").mean_latency_s
     assert mqfq("mqfq_sticky", 2).mean_latency_s < mqfq("mqfq_sticky").mean_latency_s
+
+
+def test_eight_pods_with_an_eighth_of_the_sms_do_four_times_as_much_as_one_that_has_the_device() -> None:
+    """ResNet in Figure 10, from what Figure 8 says of it."""
+    one, eight = (measure(saturated("ResNet", pods, share, FAST.assumed, 0)) for pods, share in ((1, None), (8, PART)))
+    rates = [(1 - each.rejected_ratio) * pods * offered("ResNet") / 10 for each, pods in ((one, 1), (eight, 8))]
+    assert rates == pytest.approx([71.37, EIGHT_PODS["ResNet"]], rel=0.01)
+
+
+@pytest.mark.slow
+def test_a_promise_of_latency_is_kept_while_the_load_trebles_at_once() -> None:
+    figures = measure(promised(FAST.assumed, 0))
+    assert figures.p99_latency_s < SLO_S
+    assert figures.rejected_ratio == 0
 
 
 def test_lalb_has_325_requests_in_each_of_six_minutes_on_12_gpus() -> None:
