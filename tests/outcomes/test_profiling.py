@@ -160,8 +160,16 @@ def test_a_profiler_that_is_killed_leaves_points_from_which_the_next_one_goes_on
     assert {*before.points} <= {*after.points}
 
 
+HEARS = """
+import runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+sys.argv[0] = "kaas"
+runpy.run_module("kaas.cli", run_name="__main__")
+"""
+
+
 def test_ctrl_c_leaves_what_was_measured_and_shows_it(folder: Path) -> None:
-    command = [sys.executable, "-m", "kaas.cli", "profile", "task.json", *SMALL, "--device", "device.toml"]
+    command = [sys.executable, "-c", HEARS, "profile", "task.json", *SMALL, "--device", "device.toml"]
     pipes: dict[str, Any] = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=folder, **pipes) as running:
         assert running.stderr is not None

@@ -123,8 +123,8 @@ class Pool:
             self._adopt(survivor, now_s)
         for client in dict.fromkeys((*self._config.clients, *charged_s)):
             self.handle(client_known(now_s, client, self._config.clients.get(client), charged_s.get(client, 0.0)))
-        self._presence.begin({survivor.start.device for survivor in survivors}, self._loop.time())
-        self.handle(Tick(self._loop.time()))
+        self._presence.begin({survivor.start.device for survivor in survivors}, now_s)
+        self.handle(Tick(now_s))
 
     def _adopt(self, survivor: Survivor, now_s: float) -> None:
         device = self._devices[survivor.start.device]
