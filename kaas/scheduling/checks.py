@@ -142,8 +142,9 @@ class CheckedPolicy:
                 else:
                     self._waiting[request] = event
             case RequestDone():
-                named = (event.worker, event.slot)
-                if self._running.get(event.request, ())[:2] != named:
+                place = self._running.get(event.request)
+                if place is None or place[0] != event.worker or place[1] != event.slot:
+                    named = (event.worker, event.slot)
                     self._fail(f"got the end of request {event.request}, which does not run at {named}")
                 del self._running[event.request]
                 done = self._workers[event.worker]
@@ -343,6 +344,8 @@ class CheckedPolicy:
                 if (worker := self._workers[number]).serves(*flow)
                 and (worker.kind is WorkerKind.EXECUTOR or len(self._on_device[worker.device]) == 1)
             ]
+            if not able:
+                continue
             clearing = sum(request.alone for request in self._ready.values())
             empty = [number for number in able if not self._workers[number].busy]
             for request in requests.values():
