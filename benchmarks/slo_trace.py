@@ -48,7 +48,7 @@ def trace(flooded: bool, best_effort: bool) -> Scenario:
 
 
 class Watched:
-    """What the requests with a promise took, and what was granted for them."""
+    """The times of the requests with a promise, and the shares that were granted for them."""
 
     def __init__(self) -> None:
         self.arrived_s: dict[int, float] = {}

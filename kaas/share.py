@@ -53,7 +53,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class ProfilePoint:
-    """What a function does with a share of a device, as `kaas profile` measures it.
+    """The work of a function on a share of a device, as `kaas profile` measures it.
 
     Args:
         sms: the part of the streaming multiprocessors, above 0 and at most 1, as the device grants it.

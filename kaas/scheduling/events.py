@@ -126,7 +126,7 @@ class FunctionKnown:
     family: str = ""
     batch: float = 0.0
     points: tuple[Configuration, ...] = ()
-    """What an instance does with a share of such a device, measured: `kaas profile`."""
+    """The work of an instance on each share of such a device, measured: `kaas profile`."""
 
 
 @dataclass(frozen=True, slots=True)

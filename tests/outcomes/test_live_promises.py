@@ -26,7 +26,7 @@ def pool(tmp_path: Path) -> Iterator[None]:
     model = Model(sms=SMS, blocks_per_sm=1, kernels={name: Takes(0.004) for name in "fg"})
     record = tmp_path / "record"
     config = kaas.Config(devices=(kaas.Device(model=model),), slots=4, policy="fcfs", record=str(record))
-    kaas.init(ray=False, config=config)
+    kaas.init(ray=False, config=config, name=f"promises-{tmp_path.name}-{id(config)}")
     yield
     kaas.shutdown()
     assert replay(record).difference is None

@@ -1,1 +1,1 @@
-"""What a function does with shares of a device: `kaas profile`. Runs in the process that measures."""
+"""The work of a function on shares of a device: `kaas profile`. Runs in the process that measures."""

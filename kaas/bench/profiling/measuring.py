@@ -20,7 +20,7 @@ DRAIN_S = 60.0
 
 
 class ShareFigures(NamedTuple):
-    """What a function does with one share of a device.
+    """The work of a function on one share of a device.
 
     Fields:
         rate_per_s: requests a second, while requests wait. p50_s, p99_s: of the latency, while none waits for another.

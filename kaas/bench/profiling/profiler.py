@@ -155,7 +155,7 @@ class Profiler:
 
         Raises:
             InvalidRequest: the function has a share itself, which comes before its client's.
-            KaasError: a request failed, or others are promised what a share needs. What was measured is in the file.
+            KaasError: a request failed, or others are promised what a share needs. The file has the points so far.
         """
         name, _ = known_to_the_pool(variant.function)
         if any(each.of == f"function {name!r}" for each in program.status().shares):

@@ -252,7 +252,7 @@ class DeviceShares:
         return Granted(
             share,
             tuple(GrantedShare(grant.spot.device, grant.spot.sms, grant.spot.quota) for grant in grants),
-            self._promises.missing_per_s().get(share, 0.0),
+            self._promises.missing_of(share),
             None if function.trial is None else function.trial.part,
             None if function.unmet is None else function.unmet.p99_s,
         )

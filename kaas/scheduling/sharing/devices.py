@@ -18,7 +18,7 @@ instances stay.
 **A device that does not start** is given up, and comes into question again `RETRY_S` later; another one may take its
 place at once.
 
-What a device holds does not decide: whether a warm cache is worth its device depends on the price of both, which
+The objects on a device do not decide: whether a warm cache is worth its device depends on the price of both, which
 nothing measures.
 """
 

@@ -23,7 +23,7 @@ DECIDE_S = PERIOD_S / 4
 
 @dataclass(slots=True, eq=False)
 class PromisedFunction:
-    """What is known of a function with a promise.
+    """A function with a promise: its load, its profile, its choices.
 
     Fields:
         slo_s: seconds from a request's arrival to its end. trial: measures its runs; None: there is a profile. choices:
@@ -213,6 +213,6 @@ class Promises:
         if share in self._scaler:
             yield from self._scaler.grants(share)
 
-    def missing_per_s(self) -> dict[str, float]:
-        """Return the functions for whose load there was no room at their last decision, and how much of it."""
-        return self._scaler.missing_per_s()
+    def missing_of(self, share: str) -> float:
+        """Return the requests a second of a function for which there was no room at its last decision."""
+        return self._scaler.missing_of(share)

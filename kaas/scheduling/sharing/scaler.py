@@ -192,6 +192,10 @@ class Scaler:
         for state in self._functions.values() if function is None else (self._functions[function],):
             yield from state.grants.values()
 
+    def missing_of(self, function: str) -> float:
+        """Return the requests a second of a function for which there was no room at its last decision."""
+        return self._functions[function].missing / RATE_UNITS if function in self._functions else 0.0
+
     def missing_per_s(self) -> dict[str, float]:
         """Return the functions for whose load there was no room at their last decision, and how much of it."""
         return {name: state.missing / RATE_UNITS for name, state in self._functions.items() if state.missing}

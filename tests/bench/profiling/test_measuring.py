@@ -25,7 +25,7 @@ WINDOW_S = 0.1
 def ends(run_s: float, quota: float) -> Iterator[Completion]:
     """Yield the ends of requests, one after another, of a share with a part of each window.
 
-    What a run has beyond its part counts in the next windows.
+    The time of a run beyond its part counts in the next windows.
     """
     now_s, number = 0.0, 0
     spent_s, window = 0.0, 0

@@ -46,7 +46,7 @@ print(json.dumps(found))
 
 
 def found(percentage: str | None) -> list[list[float]]:
-    """What each of two devices tells: its multiprocessors, twice, and the milliseconds of kernels. The second has as
+    """The facts of each of two devices: its multiprocessors, twice, and the milliseconds of kernels. The second has as
     many as the machine has processors."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS")}
     if percentage is not None:
