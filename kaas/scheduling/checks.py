@@ -84,12 +84,11 @@ class CheckedPolicy:
         self._time_s = -math.inf
         self._waiting: dict[int, RequestArrived] = {}  # requests without their inputs
         self._ready: dict[int, RequestArrived] = {}
-        self._flows: dict[FlowName, dict[int, RequestArrived]] = {}  # the ready requests, but for those in _new
-        self._new: dict[int, RequestArrived] = {}  # those that have come since _flows was needed; most run at once
+        self._flows: dict[FlowName, dict[int, RequestArrived]] = {}  # the ready requests, but for the last ones of them
         self._running: dict[int, tuple[int, int, str]] = {}
         self._workers: dict[int, CheckedWorker] = {}
         self._started: set[int] = set()
-        self._usable: dict[int, None] = {}  # workers with slots to use; mostly none, which saves a check
+        self._usable: dict[int, CheckedWorker] = {}  # those with a free slot that may be used
         self._max_running: dict[str, int] = {}
         self._shares: set[str] = set()
         self._story: deque[Event | Decision] = deque(maxlen=STORY_LENGTH)
@@ -138,7 +137,7 @@ class CheckedPolicy:
                 if request in self._ready or request in self._waiting or request in self._running:
                     self._fail(f"got request {request} twice")
                 if event.ready:
-                    self._ready[request] = self._new[request] = event
+                    self._ready[request] = event
                 else:
                     self._waiting[request] = event
             case RequestDone():
@@ -151,10 +150,10 @@ class CheckedPolicy:
                 done.free.add(event.slot)
                 done.alone = False
                 if not done.stopping and done.device not in self._away:
-                    self._usable[event.worker] = None
+                    self._usable[event.worker] = done
             case InputsReady(request=request):
                 self._require(request in self._waiting, f"got the inputs of request {request}, which awaits none")
-                self._ready[request] = self._new[request] = self._waiting.pop(request)
+                self._ready[request] = self._waiting.pop(request)
             case RequestCancelled(request=request):
                 known = self._drop(request) or request in self._running
                 self._require(known, f"got the cancellation of unknown request {request}")
@@ -164,7 +163,7 @@ class CheckedPolicy:
                 self._require(event.slots > 0, f"got worker {worker} without a slot")
                 ready.slots, ready.free = event.slots, set(range(event.slots))
                 if not ready.stopping and event.device not in self._away:
-                    self._usable[worker] = None
+                    self._usable[worker] = ready
             case WorkerAdopted():
                 self._adopt(event)
             case WorkerGone(worker=worker):
@@ -177,8 +176,8 @@ class CheckedPolicy:
             case DeviceAdded(device=device):
                 self._require(device in self._away, f"got device {device}, which was there")
                 self._away.discard(device)
-                up = [number for number in self._on_device[device] if self._workers[number].free]
-                self._usable |= {number: None for number in up if not self._workers[number].stopping}
+                up = {number: self._workers[number] for number in self._on_device[device]}
+                self._usable |= {number: worker for number, worker in up.items() if worker.free and not worker.stopping}
             case Residency(worker=number):
                 if (there := self._workers.get(number)) is None or not there.slots:
                     self._fail(f"got the objects of unknown worker {number}")
@@ -200,15 +199,15 @@ class CheckedPolicy:
     def _drop(self, request: int) -> bool:
         """Remove a request, ready or not. Return True if it was there."""
         queued = self._ready.pop(request, None)
-        if queued is not None and self._new.pop(request, None) is None:
+        if queued is not None and self._flows:
             self._leave_flow(queued)
         return (queued or self._waiting.pop(request, None)) is not None
 
     def _leave_flow(self, queued: RequestArrived) -> None:
-        requests = self._flows[flow := _flow(queued)]
-        del requests[queued.request]
+        requests = self._flows.get(flow := _flow(queued), {})
+        requests.pop(queued.request, None)
         if not requests:
-            del self._flows[flow]
+            self._flows.pop(flow, None)
 
     def _adopt(self, event: WorkerAdopted) -> None:
         self._require(event.worker not in self._started, f"got worker {event.worker} twice")
@@ -221,8 +220,8 @@ class CheckedPolicy:
         worker.free = set(range(event.slots)) - {running.slot for running in event.running}
         for running in event.running:
             self._running[running.request] = (event.worker, running.slot, running.client)
-        if worker.free:
-            self._usable[event.worker] = None
+        if worker.free and event.device not in self._away:
+            self._usable[event.worker] = worker
 
     def _lose(self, number: int) -> None:
         self._require(number in self._workers, f"got the end of unknown worker {number}")
@@ -270,20 +269,16 @@ class CheckedPolicy:
         queued = self._ready.pop(request, None)
         if queued is None:
             self._fail(f"dispatched request {request}, which is not queued and ready")
-        if self._new.pop(request, None) is None:
+        if self._flows:
             self._leave_flow(queued)
-        worker = self._workers.get(number)
+        worker = self._usable.get(number)
         if worker is None or slot not in worker.free:
-            self._fail(f"dispatched to {(number, slot)}, which is not free")
-        if worker.stopping:
-            self._fail(f"dispatched to stopping worker {number}")
-        if worker.device in self._away:
-            self._fail(f"dispatched to worker {number} on device {worker.device}, which is removed")
+            self._fail(f"dispatched to {(number, slot)}, {self._obstacle(number)}")
         one = worker.client or worker.function  # else it serves all of its kind, which needs no call
         if worker.kind is not queued.kind or (one and not worker.serves(queued.kind, queued.client, queued.function)):
             self._fail(f"dispatched to worker {number}, which serves others, {_named(queued)}")
-        if worker.alone or (queued.alone and worker.busy):
-            self._fail(f"ran {_named(queued)}, on worker {number} with others, though one of them must run alone")
+        if queued.alone and worker.busy:
+            self._fail(f"ran {_named(queued)}, on worker {number} with others, though it must run alone")
         if worker.kind is WorkerKind.ETASK:
             others = any(self._workers[other].busy for other in self._on_device[worker.device] - {number})
             if others:
@@ -300,6 +295,17 @@ class CheckedPolicy:
         self._running[request] = (number, slot, queued.client)
         if queued.alone or not worker.free:
             del self._usable[number]
+
+    def _obstacle(self, number: int) -> str:
+        """Return why a slot of a worker cannot be used."""
+        worker = self._workers.get(number)
+        if worker is not None and worker.stopping:
+            return "whose worker stops"
+        if worker is not None and worker.alone:
+            return "whose worker runs a request that must run alone"
+        if worker is not None and worker.device in self._away:
+            return f"on device {worker.device}, which is removed"
+        return "which is not free"
 
     def _check_keys(self, keys: object, wrong: str) -> None:
         if not isinstance(keys, tuple | list) or not all(isinstance(key, bytes) for key in keys):
@@ -334,14 +340,16 @@ class CheckedPolicy:
 
     def _check_conserving(self) -> None:
         """Check that no slot is free for a waiting request. An eTask worker that shares its device may have to wait."""
-        for arrived in self._new.values():
-            self._flows.setdefault(_flow(arrived), {})[arrived.request] = arrived
-        self._new.clear()
+        for arrived in reversed(self._ready.values()):  # those that came since; most others ran at once
+            own = self._flows.setdefault(_flow(arrived), {})
+            if arrived.request in own:
+                break
+            own[arrived.request] = arrived
         for flow, requests in self._flows.items():
             able = [
                 number
-                for number in self._usable
-                if (worker := self._workers[number]).serves(*flow)
+                for number, worker in self._usable.items()
+                if worker.serves(*flow)
                 and (worker.kind is WorkerKind.EXECUTOR or len(self._on_device[worker.device]) == 1)
             ]
             if not able:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -139,6 +140,7 @@ class PoolActor:
         context = contextvars.Context()
         self._reporting = asyncio.get_running_loop().create_task(self._report_metrics(epoch), context=context)
         self._reporting.add_done_callback(lambda task: task.cancelled() or task.result())  # the loop logs an error
+        gc.freeze()  # these objects stay: a visit of the garbage collector to all of them takes 80 ms
         return epoch
 
     async def _report_metrics(self, epoch: OpenPool) -> None:

@@ -23,20 +23,26 @@ MOST_FUNCTIONS = 50_000
 
 @dataclass(slots=True)
 class Mean:
-    """A mean of values, of which the last ones count most."""
+    """A mean of values, of which the last ones count most. count: how many there were, at most MEASURED."""
 
     value: float = 0.0
     count: int = 0
 
     def add(self, value: float) -> None:
-        """Take in a value, as `moved` does: its call would take as long as the rest."""
-        self.count = count = self.count + 1
-        self.value += (value - self.value) / (count if count < MEASURED else MEASURED)
+        """Take in a value."""
+        if self.count < MEASURED:
+            self.count += 1
+        self.value += (value - self.value) / self.count
+
+
+def told(value: float, count: int) -> Mean:
+    """Return a mean that stands for so many values."""
+    return Mean(value, min(count, MEASURED))
 
 
 def moved(mean: float, count: int, value: float) -> float:
     """Return a mean with one more value, which makes them `count`."""
-    return mean + (value - mean) / (count if count < MEASURED else MEASURED)
+    return mean + (value - mean) / min(count, MEASURED)
 
 
 Means = defaultdict[str, Mean]
@@ -53,15 +59,13 @@ class FunctionTimes:
     """The times of one function.
 
     Fields:
-        given: what was told, by kind of device. runs: seconds without loads, by kind. device_s: seconds with loads, on
-            all devices. loads: seconds to load one byte, by kind. gap_s: the seconds between its dispatches. called_s:
-            the time of its last one. family, batch: as in `FunctionKnown`. cost_classes: what `adaptive` makes of the
-            times, until these change.
+        given: what was told, by kind of device. runs: seconds without loads, by kind. loads: seconds to load one byte,
+            by kind. gap_s: the seconds between its dispatches. called_s: the time of its last one. family, batch: as in
+            `FunctionKnown`. cost_classes: what `adaptive` makes of the times, until these change.
     """
 
     given: dict[str, FunctionKnown] = field(default_factory=dict)
     runs: Means = field(default_factory=means)
-    device_s: Mean = field(default_factory=Mean)
     loads: Means = field(default_factory=means)
     gap_s: Mean = field(default_factory=Mean)
     called_s: float | None = None
@@ -109,9 +113,9 @@ class Estimates:
         times = self.of(event.function)
         times.cost_classes = None
         times.given[event.kind] = event
-        times.runs[event.kind] = Mean(event.run_s, event.observations)
+        times.runs[event.kind] = told(event.run_s, event.observations)
         if event.nbytes:
-            times.loads[event.kind] = Mean(event.load_s / event.nbytes, event.observations)
+            times.loads[event.kind] = told(event.load_s / event.nbytes, event.observations)
         if event.family != times.family:
             if times.family:
                 del self._families[times.family][event.function]
@@ -138,7 +142,6 @@ class Estimates:
         times = self.functions.get(function) or self.of(function)
         times.cost_classes = None
         times.runs[device.kind].add(event.run_s * device.speed)
-        times.device_s.add(event.device_s)
         if times.family:
             self._lines.pop(times.family, None)
         if event.loaded_bytes:

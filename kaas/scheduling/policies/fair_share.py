@@ -225,8 +225,12 @@ class FairShare(dict[str, ClientShare]):
     def dispatched(self, share: ClientShare) -> float:
         """Charge a request that begins with the client's mean, and return that estimate."""
         share.running += 1
-        self._charge(share, share.mean_s)
-        return share.mean_s
+        mean_s = share.mean_s
+        share.charged_s += mean_s
+        share.savings_s -= mean_s
+        if share in self._present:
+            self._changed[share] = None
+        return mean_s
 
     def measured(self, share: ClientShare, estimate_s: float | None, device_s: float, latency_s: float | None) -> None:
         """Charge an ended request with its device seconds instead of the estimate.
@@ -238,7 +242,12 @@ class FairShare(dict[str, ClientShare]):
             latency_s: seconds from arrival to end; None if the request tells nothing about the next ones.
         """
         share.running -= 1
-        self._charge(share, device_s - (estimate_s or 0.0))
+        more_s = device_s - (estimate_s or 0.0)
+        charged_s = share.charged_s + more_s
+        share.charged_s = charged_s if charged_s > 0.0 else 0.0  # max() would take as long as the rest
+        share.savings_s -= more_s
+        if share in self._present:
+            self._changed[share] = None
         if latency_s is not None:
             share.observations += 1
             share.mean_s += (device_s - share.mean_s) / share.observations
@@ -247,13 +256,6 @@ class FairShare(dict[str, ClientShare]):
     def lost(self, share: ClientShare, estimate_s: float | None, device_s: float) -> None:
         """Charge a request that ended with its worker. It tells nothing about the next ones."""
         self.measured(share, estimate_s, device_s, None)
-
-    def _charge(self, share: ClientShare, device_s: float) -> None:
-        charged_s = share.charged_s + device_s
-        share.charged_s = charged_s if charged_s > 0.0 else 0.0  # max() would take as long as the rest
-        if share in self._present:
-            self._changed[share] = None
-        share.savings_s -= device_s
 
     # --- limits
 

@@ -131,7 +131,7 @@ class LocalQueues:
         """Take in that a request has begun or ended on a worker."""
         if worker.free and worker in self._queues:
             self.due[worker] = None
-        else:
+        elif self.due:
             self.due.pop(worker, None)
         self._changed[worker] = None
 

@@ -190,7 +190,7 @@ class Placement:
         group = worker.group
         worker.version = version = worker.version + 1
         worker.busier = False
-        if not worker.usable:
+        if not worker.free or worker.stopping or worker.alone is not None or worker.closed:  # not worker.usable
             group.close(worker)
             return
         group.open[worker.device.index] = worker
@@ -212,7 +212,7 @@ class Placement:
             elif worker.busier:
                 heapq.heappop(offers)
                 self.offer(worker)
-            elif worker.gated:
+            elif len(worker.device.workers) > 1 and worker.gated:
                 gated.append(heapq.heappop(offers))
             else:
                 break

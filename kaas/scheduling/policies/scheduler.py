@@ -171,11 +171,10 @@ class Scheduler(Rules, Explained):
         group = request.group
         if request.device_share and request.device_share not in self._device_shares:
             request.device_share = ""
-        held = request.alone or request.share.limited or request.deadline_s is not None or self._holdings.uneven
-        held = held or bool(
-            self._device_shares.active or group.alone or group.aside or self._dirty
-        )  # else the next one needs no place
-        worker = group.order.at_once(request) if group.open and not held else None
+        held = request.alone or request.deadline_s is not None or request.share.limited or self._holdings.uneven
+        worker = None
+        if group.open and not (held or self._dirty or group.alone or group.aside or self._device_shares.active):
+            worker = group.order.at_once(request)  # then the next one needs no place
         if worker is None:
             group.enqueue(request)
             self._mark_dirty(group)
@@ -231,8 +230,8 @@ class Scheduler(Rules, Explained):
     def _freed(self, worker: WorkerState, share: ClientShare) -> None:
         """Mark the groups that may go on after a request or a worker has ended."""
         self._mark_dirty(worker.group)
-        for other in worker.device.workers.values():
-            if other is not worker:
+        if len(workers := worker.device.workers) > 1 or worker.id not in workers:
+            for other in workers.values():
                 self._mark_dirty(other.group)
         if share.limited:
             self._parked.unpark(share)
@@ -284,6 +283,8 @@ class Scheduler(Rules, Explained):
         self._placement.inherit(worker.device)
         if worker.starting:
             self._give_up(worker.group.partition)
+            for group in [each for each in worker.group.partition.waiting.values() if each.aside]:
+                self._mark_dirty(group)  # no worker may start any more on the device that its requests wait for
 
     def _give_up(self, where: Partition) -> None:
         """Reject the requests for which no worker can ever start."""

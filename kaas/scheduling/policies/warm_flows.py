@@ -9,7 +9,7 @@ from itertools import islice
 
 from kaas.scheduling.events import FunctionKnown, PhysicalDevice, RequestDone
 from kaas.scheduling.policies.cache_orders import CacheOrders
-from kaas.scheduling.policies.estimates import Mean, Means, means, of_kind
+from kaas.scheduling.policies.estimates import Mean, Means, means, of_kind, told
 from kaas.scheduling.policies.fair_share import SHORTEST_WAIT_S
 from kaas.scheduling.policies.holdings import NOTHING, Holdings, WorkingSet
 from kaas.scheduling.policies.locality import COMPARED, Locality
@@ -49,9 +49,8 @@ class TimedFlow:
     def ran(self, event: RequestDone, device: PhysicalDevice, given: Callable[[], Mapping[str, FunctionKnown]]) -> None:
         """Take in what a request took. given: returns what was told of its function, where the flow's times begin."""
         if not self.runs:
-            self.runs.update((kind, Mean(known.run_s, known.observations)) for kind, known in given().items())
+            self.runs.update((kind, told(known.run_s, known.observations)) for kind, known in given().items())
         self.runs[device.kind].add(event.run_s * device.speed)
-        self.device_s.add(event.device_s)
 
     def mean_s(self, device: PhysicalDevice, *, whole: bool) -> float | None:
         """Return the seconds of its requests on a device, with loads if `whole`; None if none has ended yet."""

@@ -281,9 +281,14 @@ class EveryFlow(FlowOrder):
         self.gap_s = Mean()
         self.ends: dict[TimedFlow, float] = {}
         self.last: dict[int, TimedFlow] = {}
+        self.whole_s: dict[str, Mean] = defaultdict(Mean)
 
     def flow(self, request: QueuedRequest) -> Hashable:
         return request.share, request.function
+
+    def ended(self, request: QueuedRequest, event: RequestDone) -> None:
+        if event.outcome is Outcome.SUCCEEDED:
+            self.whole_s[request.function].add(event.device_s)
 
     def add(self, request: QueuedRequest) -> None:
         flow, now_s = self.flows.setdefault(self.flow(request), TimedFlow()), self.policy.now_s
@@ -324,9 +329,8 @@ class EveryFlow(FlowOrder):
 
     def tau_s(self, request: QueuedRequest, device: PhysicalDevice) -> float:
         """Return the mean of the function's requests, which are those of one client."""
-        estimates = self.policy._estimates
-        whole = estimates.of(request.function).device_s
-        return whole.value if self.policy.tau_all and whole.count else estimates.run_s(request, device)
+        whole = self.whole_s[request.function]
+        return whole.value if self.policy.tau_all and whole.count else self.policy._estimates.run_s(request, device)
 
     def freed(self, request: QueuedRequest, worker: WorkerState) -> None:  # noqa: ARG002
         flow = self.flows[self.flow(request)]

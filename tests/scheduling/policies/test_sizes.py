@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from kaas.scheduling.events import ObjectUse, WorkerKind
 from kaas.scheduling.policies import POLICIES
+from kaas.scheduling.policies.adaptive import Adaptive
 from kaas.scheduling.simulation.scenario_file import read
 from kaas.scheduling.simulation.simulated import Simulated
 from kaas.scheduling.simulation.simulator import simulate
+from tests.scheduling.policies.world import World
 
 SMALL, LARGE = 0, 1
 Told = dict[str, Any]
@@ -67,3 +70,18 @@ def test_a_request_that_fits_no_device_fails_and_one_whose_device_comes_back_wai
     result = run(policy, 1, functions, (0, "huge"), (0.1, "large"))
     assert [each.reason for each in result.rejected] == ["memory"]
     assert [each.device for each in result.dispatches] == [LARGE]
+
+
+def test_a_request_for_a_larger_device_ends_although_an_etask_made_the_last_attempt_to_start_there() -> None:
+    """The eTask's worker fails on the device that the request waits for: the request then fails on the small one."""
+    world = World(Adaptive, 2)
+    world.tick()
+    world.up(0)
+    world.gone(1, "no driver")
+    etask = world.arrive(kind=WorkerKind.ETASK, ready=False)
+    large = world.arrive(inputs=(ObjectUse(b"a", 2, constant=True),))
+    world.inputs(etask)
+    while large in world.queued and world.starting:
+        world.gone(min(world.starting), "no driver")
+    assert large in world.running
+    world.settle(lambda _: 0)
