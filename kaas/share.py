@@ -16,6 +16,8 @@ LEAST = 0.001
 """The smallest part of the SMs, and the smallest most of the time."""
 MOST_POINTS = 4096
 """The most points of a profile."""
+MOST_BYTES = 1 << 60
+"""Of the memory of a share."""
 MOST_DEVICES = 4096
 """Of a `Scale`."""
 
@@ -30,6 +32,8 @@ class Share:
         quota: the least and the most part of the time, from 0 to 1. In each window of `Config.window_s` the share has
             its least, if it has requests, and never more than its most, in both cases but for the request that runs
             when the limit is reached. Time that others leave goes to those that can use it, up to their most.
+        memory_bytes: of each device that the objects of its requests (constants, and inputs that are kept) have once no
+            request reads them; None: as many as there is room for. A request that reads more runs all the same.
 
     Raises:
         InvalidShare: a part is none.
@@ -37,6 +41,7 @@ class Share:
 
     sms: float = 1.0
     quota: tuple[float, float] = (0.0, 1.0)
+    memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
         _require_part("sms", self.sms, LEAST)
@@ -48,6 +53,9 @@ class Share:
         _require_part("the most of quota", most, LEAST)
         if least > most:
             raise InvalidShare(f"the least of quota is at most its most: {quota!r}")
+        nbytes = self.memory_bytes
+        if nbytes is not None and (type(nbytes) is not int or not 0 <= nbytes <= MOST_BYTES):
+            raise InvalidShare(f"memory_bytes is a whole number of bytes, or None, not {nbytes!r}")
         object.__setattr__(self, "quota", (least, most))
 
 

@@ -47,16 +47,15 @@ def etask(target: Callable[..., Any] | None = None, *, num_gpus: int = 1, share:
 
     Raises:
         InvalidRequest: the target is no function or class, num_gpus is not 1, or the share is no Share.
-        InvalidShare: the share has a quota: a call of an eTask has its device until it ends.
+        InvalidShare: the share has a quota or memory_bytes: a call of an eTask has its device, and all of its memory,
+            until it ends.
     """
     if type(num_gpus) is not int or num_gpus != 1:
         raise InvalidRequest(f"an eTask has one GPU, not {num_gpus!r}: its worker owns one device of the pool")
     if share is not None and not isinstance(share, Share):
         raise InvalidRequest(f"share is a kaas.Share, not {share!r}")
-    if share is not None and share.quota != (0.0, 1.0):
-        raise InvalidShare(
-            f"a share of an eTask bounds its SMs, and its calls end by themselves: no quota {share.quota}"
-        )
+    if share is not None and share != Share(share.sms):
+        raise InvalidShare(f"a share of an eTask bounds its SMs, and neither its time nor its memory: {share}")
     sms = 1.0 if share is None else share.sms
     return partial(ETask, sms=sms) if target is None else ETask(target, sms=sms)
 

@@ -80,7 +80,7 @@ def set_share(
     """
     session = current_session()
     _check_share(share, slo_s)
-    given = (share.sms, *share.quota) if isinstance(share, Share) else None
+    given = (share.sms, *share.quota, share.memory_bytes) if isinstance(share, Share) else None
     promise = (slo_s, best_effort)
     if isinstance(function_or_client, Function):
         label, keys = known_to_the_pool(function_or_client)

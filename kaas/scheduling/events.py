@@ -135,7 +135,8 @@ class ShareKnown:
 
     Fields:
         share: its name. sms: a part of the streaming multiprocessors, more than 0 and at most 1. least, most: parts of
-            the time of each window (FaST-GShare's quota_request and quota_limit).
+            the time of each window (FaST-GShare's quota_request and quota_limit). memory_bytes: of a device that its
+            objects have once no request reads them; None: as many as there is room for.
     """
 
     time_s: float
@@ -143,6 +144,7 @@ class ShareKnown:
     sms: float = 1.0
     least: float = 0.0
     most: float = 1.0
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

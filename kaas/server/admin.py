@@ -22,7 +22,7 @@ from kaas.wire.status.stats import OutcomeStats, StageStats, TierStats
 from kaas.wire.status.status import DeviceStatus
 
 CANARY = b"canary"
-READY = ("idle", "busy")
+READY, ABSENT = ("idle", "busy"), "absent"
 TABLES: dict[type, str] = {StageStats: "stages", TierStats: "tiers", OutcomeStats: "outcomes"}
 
 _log = logging.getLogger(__name__)
@@ -110,7 +110,8 @@ class Admin:
     def health(self, causes: bool) -> dict[str, Any]:
         """Return the health. causes: with the reasons why devices are lost, which clients must not see."""
         status = self._service.status()
-        up = any(device.state in READY for device in status.devices)
+        states = {device.state for device in status.devices}
+        up = not states.isdisjoint(READY) or states == {ABSENT}
         trouble = [] if self.opened else ["it has not started yet"]
         trouble += ["it drains"] if self.draining else []
         for device in status.devices:

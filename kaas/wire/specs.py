@@ -83,15 +83,15 @@ class ShareSpec(msgspec.Struct, frozen=True, array_like=True):
     """A program's wish for the share of a function or a client, or what it has measured of a function with shares.
 
     functions: the keys of the function's kTasks, those with constants as `key@constants`; empty for a client's share.
-    label: the function's name for people. share: sms, the least and the most of the quota; None: no share, or the pool
-    chooses it for a promise. slo_s: the latency that is promised. best_effort: of requests that would be late.
-    points: what was measured; the share stays as it is. Empty in a wish.
+    label: the function's name for people. share: sms, the least and the most of the quota, and memory_bytes; None: no
+    share, or the pool chooses it for a promise. slo_s: the latency that is promised. best_effort: of requests that
+    would be late. points: what was measured; the share stays as it is. Empty in a wish.
     """
 
     functions: tuple[str, ...]
     client: str
     label: str
-    share: tuple[float, float, float] | None
+    share: tuple[float, float, float, int | None] | None
     slo_s: float | None = None
     best_effort: bool = True
     points: tuple[ProfilePoint, ...] = ()

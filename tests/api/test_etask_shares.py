@@ -53,6 +53,8 @@ def test_an_etask_sees_its_part_of_the_sms() -> None:
 def test_shares_that_an_etask_cannot_have() -> None:
     with pytest.raises(errors.InvalidShare, match="quota"):
         kaas.etask(share=kaas.Share(sms=0.5, quota=(0.1, 0.5)))
+    with pytest.raises(errors.InvalidShare, match="memory_bytes"):
+        kaas.etask(share=kaas.Share(sms=0.5, memory_bytes=1))
     with pytest.raises(errors.InvalidRequest):
         kaas.etask(_Seen, share=0.5)  # type: ignore[call-overload]
     assert isinstance(kaas.etask(num_gpus=1, share=None)(_Seen), kaas.ETask)

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import kaas
-from kaas.bench.profiling import grid, measuring
+from kaas.bench.profiling import grid, measuring, profiler
 from kaas.cli.main import app
 from kaas.profiles import read_profiles
 from softgpu import Model, Takes
@@ -243,6 +243,24 @@ def test_production_goes_on_beside_a_profiler_with_a_share_of_its_own(production
     assert "quarter 2" in refused.stderr
     (left,) = kaas.status().shares
     assert left.of == "function 'quarter 2'", "the share of production stays"
+
+
+@pytest.mark.usefixtures("production")
+def test_a_function_that_fails_leaves_no_share_of_the_profiler_in_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(*_: object) -> None:
+        assert kaas.status().shares != ()
+        raise kaas.errors.DeviceLost("the device is gone", device="")
+
+    monkeypatch.setattr(profiler, "measure", measure)
+    function, x = kaas.register(task_of()), np.zeros((1, 64), np.uint32)
+    assert function.call(x=x).result(TIMEOUT_S)[0, 0] == 0
+    (variant,) = profiler.profiled_variants(function, None)
+    measuring_it = profiler.Profiler(
+        Path("profiles.jsonl"), profiler.devices_here(), grid.ProfileGrid((0.25,), (0.4,)), False, lambda: False, print
+    )
+    with pytest.raises(kaas.errors.DeviceLost):
+        measuring_it.run(variant, {"x": x})
+    assert kaas.status().shares == ()
 
 
 @pytest.mark.usefixtures("folder")

@@ -167,17 +167,19 @@ class Profiler:
         known = kept.points if kept is not None and not self.fresh else ()
         points = {(each.sms, each.quota): each for each in known if each.batch == variant.batch}
         send = partial(_sent, partial(variant.function.options(client=client).call, **inputs))
-        while (place := self.grid.next(_measured(points))) is not None and not self.stop():
-            sms, quota = place
-            set_share(client, Share(sms, (quota, quota)))
-            figures = measure(send, self.devices.window_s, self.devices.count, self.stop)
-            if figures is None:
-                break
-            rate, p50_s, p99_s, requests = figures
-            points[place] = ProfilePoint(sms, quota, rate, p99_s, variant.batch, p50_s, variant.device_bytes, requests)
-            self._keep(variant, kept, points)
-            self.tell(f"{variant.label}: {self.shown(sms)} SMs, {quota:g} of the time: {rate:.4g} requests/s")
-        set_share(client, None)
+        try:
+            while (place := self.grid.next(_measured(points))) is not None and not self.stop():
+                sms, quota = place
+                set_share(client, Share(sms, (quota, quota)))
+                figures = measure(send, self.devices.window_s, self.devices.count, self.stop)
+                if figures is None:
+                    break
+                rate, p50_s, p99_s, count = figures
+                points[place] = ProfilePoint(sms, quota, rate, p99_s, variant.batch, p50_s, variant.device_bytes, count)
+                self._keep(variant, kept, points)
+                self.tell(f"{variant.label}: {self.shown(sms)} SMs, {quota:g} of the time: {rate:.4g} requests/s")
+        finally:
+            set_share(client, None)  # else others could not be promised what it had
         if not _measured(points):
             return None
         profile = self._keep(variant, kept, points)

@@ -47,7 +47,7 @@ class PoolDevices:
 
     def heard(self, event: Event, decisions: Sequence[Decision]) -> None:
         """Take in an event of the policy, and its decisions. What follows comes in a later turn of the loop."""
-        assert self.scaler is not None, "else nobody has to hear"
+        assert self.scaler is not None, "only a pool whose devices come and go hears"
         self.scaler.observe(event, decisions)
         if self.scaler.wake_s < self._due_s:
             self._look_at(self.scaler.wake_s)

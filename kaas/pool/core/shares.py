@@ -125,8 +125,8 @@ class PoolShares:
             share = _Promise(spec.slo_s, spec.best_effort, Granted(name))
         else:
             assert spec.share is not None, "as above"
-            sms, least, most = spec.share
-            share = Share(sms, (least, most))
+            sms, least, most, memory_bytes = spec.share
+            share = Share(sms, (least, most), memory_bytes)
         given = _GivenShare(share, label, spec.functions, sessions)
         _check({**self.given, name: given}, [name])
         self._give(name, given)
@@ -228,7 +228,7 @@ class PoolShares:
         if isinstance(share, _Promise):
             self._tell(PromiseKnown(now_s, name, share.slo_s, share.best_effort))
         else:
-            self._tell(ShareKnown(now_s, name, share.sms, *share.quota))
+            self._tell(ShareKnown(now_s, name, share.sms, *share.quota, share.memory_bytes))
 
     def _remove(self, name: str) -> None:
         given = self.given.pop(name, None)
@@ -295,7 +295,8 @@ def _status(
     share = given.share
     if isinstance(share, Share):
         granted = tuple((index, extent.size(share.sms, 1.0)[1]) for index, extent in devices)
-        return ShareStatus(given.label, share.sms, share.quota, granted, used.device_s, used.sm_s, missed)
+        parts = given.label, share.sms, share.quota, granted
+        return ShareStatus(*parts, used.device_s, used.sm_s, missed, memory_bytes=share.memory_bytes)
     told, counts = share.granted, share.counts
     promise = PromiseStatus(
         share.slo_s,

@@ -27,10 +27,12 @@ from kaas.scheduling.events import (
     WorkerKind,
     WorkerReady,
 )
+from kaas.scheduling.policies.cache_orders import CacheOrders
 from kaas.scheduling.policies.estimates import Estimates
 from kaas.scheduling.policies.fair_share import FairShare
 from kaas.scheduling.policies.holdings import Holdings
 from kaas.scheduling.policies.placement import Placement
+from kaas.scheduling.policies.share_memory import ShareMemory
 from kaas.scheduling.policies.state import QueuedRequest, WorkerGroup, WorkerState
 from kaas.scheduling.sharing.promises import DECIDE_S, PromisedFunction, Promises
 from kaas.scheduling.sharing.rectangles import DeviceExtent
@@ -75,9 +77,10 @@ class DeviceShares:
 
     def __init__(
         self,
-        devices: list[PhysicalDevice],
+        devices: Sequence[PhysicalDevice],
         placement: Placement,
         holdings: Holdings,
+        cache_orders: CacheOrders,
         estimates: Estimates,
         fair_share: FairShare,
         wake_at: Callable[[float], None],
@@ -88,6 +91,7 @@ class DeviceShares:
         self._holdings = holdings
         self._estimates = estimates
         self._fair_share = fair_share
+        self._memory = ShareMemory(holdings, cache_orders)
         self._wake_at = wake_at
         self.active = False
         self.missed: Counter[str] = Counter()
@@ -122,6 +126,7 @@ class DeviceShares:
         if event.share in self._promised:
             self._take_back(event.share)
         self._shares[event.share] = event
+        self._memory.limit(event.share, event.memory_bytes)
         self._begin()
         for device in self._devices.values():
             device.scheduler.give(event.share, event.sms, event.least, event.most)
@@ -130,9 +135,7 @@ class DeviceShares:
     def _promise(self, event: PromiseKnown) -> None:
         if not (0 < event.slo_s < math.inf and event.share):
             raise PolicyError(f"a promise is a number of seconds, not {event}")
-        if self._shares.pop(event.share, None) is not None:
-            for device in self._devices.values():
-                device.scheduler.take(event.share)
+        self._take_share(event.share)
         self._promised[event.share] = event
         self._begin()
         self._fix()
@@ -142,9 +145,7 @@ class DeviceShares:
     def _gone(self, event: ShareGone) -> None:
         if event.share in self._promised:
             self._take_back(event.share)
-        elif self._shares.pop(event.share, None) is not None:
-            for device in self._devices.values():
-                device.scheduler.take(event.share)
+        elif self._take_share(event.share):
             del self.missed[event.share]
             self._fix()
             self._unshare(event.share)
@@ -153,6 +154,13 @@ class DeviceShares:
             self._devices.clear()
             for worker in self._placement.workers.values():
                 self._open(worker, granted=True)
+
+    def _take_share(self, share: str) -> bool:
+        """Take a share away that is no promise; return True if it was there."""
+        for device in self._devices.values() if share in self._shares else ():
+            device.scheduler.take(share)
+        self._memory.limit(share, None)
+        return self._shares.pop(share, None) is not None
 
     def ready(self, event: WorkerReady | WorkerAdopted) -> None:
         """Take in the SMs of a device whose executor can run requests."""
@@ -191,19 +199,17 @@ class DeviceShares:
         device = self._devices[index] = _SharedDevice(scheduler, extent.sms)
         for share in self._shares.values():
             device.scheduler.give(share.share, share.sms, share.least, share.most)
-        for name in self._promised:
-            self._promises.changed[name] = None
+        self._promises.changed |= dict.fromkeys(self._promised)
         for worker in self._placement.devices[index].workers.values():
             for request in worker.running.values():
                 self._take(device, request, Tokens(OTHERS, extent.sms))
 
     def _fix(self) -> None:
         """Keep the room of shares without promises, as long as there are promises."""
-        if not self._promised:
-            return
-        parts = {name: (share.sms, share.least) for name, share in self._shares.items()}
-        self._promises.fix(parts, self._placement.now_s)
-        self._settle()
+        if self._promised:
+            parts = {name: (share.sms, share.least) for name, share in self._shares.items()}
+            self._promises.fix(parts, self._placement.now_s)
+            self._settle()
 
     def _take_back(self, share: str) -> None:
         del self._promised[share]
@@ -349,18 +355,16 @@ class DeviceShares:
         """Return False if a request has to wait for a larger device."""
         if not self._holdings.uneven:
             return True
-
-        def capacity_bytes(each: WorkerState) -> float:
-            known = self._holdings.memories[each.device.index].capacity_bytes
-            return math.inf if known is None else known
-
-        most_bytes = max(capacity_bytes(each) for each in request.group.workers.values())
-        return capacity_bytes(worker) >= min(request.reads.nbytes, most_bytes)
+        memories = self._holdings.memories
+        room_bytes = {
+            each: math.inf if (known := memories[each.device.index].capacity_bytes) is None else known
+            for each in request.group.workers.values()
+        }
+        return room_bytes[worker] >= min(request.reads.nbytes, max(room_bytes.values()))
 
     def _expected_s(self, request: QueuedRequest, worker: WorkerState) -> float:
         spec = worker.device.spec
-        run_s, missing = self._estimates.run_s(request, spec), request.reads.missing_bytes(worker.device.index)
-        return run_s + (self._estimates.load_s(request, spec) if missing else 0.0)
+        return self._estimates.run_s(request, spec) + self._estimates.load_s(request, spec)
 
     def begun(self, request: QueuedRequest, worker: WorkerState) -> Tokens:
         """Give a request that is dispatched its tokens, and return them: 0 SMs for all."""
@@ -374,6 +378,7 @@ class DeviceShares:
             left = device.next.sms if device.next.share == OTHERS and not request.alone else 0
             grant = Tokens(OTHERS, left or device.sms)
         self._take(device, request, grant)
+        self._memory.begun(request, worker)
         if share in self._promised:
             self._runs[request.id] = _PromisedRun(share, grant.sms / device.sms)
         if grant.share == OTHERS:
@@ -387,6 +392,7 @@ class DeviceShares:
     def ended(self, request: QueuedRequest, worker: WorkerState, done: RequestDone | None = None) -> None:
         """Take a request's tokens back. done: what it took; None if its worker was lost."""
         self._devices[worker.device.index].scheduler.end(request.id, self._placement.now_s)
+        self._memory.ended(request, worker)
         run = self._runs.pop(request.id, None)
         if run is not None and done is not None and done.outcome is Outcome.SUCCEEDED and not done.loaded_bytes:
             run_s = done.run_s * worker.device.spec.speed

@@ -6,7 +6,7 @@ as present, since the worker loads them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kaas.scheduling.events import ObjectUse, PhysicalDevice, Residency
@@ -57,6 +57,7 @@ class DeviceMemory:
         capacity_bytes: None if it is not known. free_bytes: those that no object takes; 0 if the size is not known.
         used: the objects that the device holds or gets, each with the number of the dispatch that used it last.
         coming: objects on their way, with the number of requests that bring it.
+        bringers: the client and the function whose request brought an object; prefetched ones have none.
         given_up: objects that leave for requests or orders, of which no event has said so yet.
         near, whole: working sets of which the device holds at least half, and all.
     """
@@ -66,6 +67,7 @@ class DeviceMemory:
     free_bytes: int = field(init=False)
     used: dict[bytes, int] = field(default_factory=dict)
     coming: dict[bytes, int] = field(default_factory=dict)
+    bringers: dict[bytes, Hashable] = field(default_factory=dict)
     given_up: dict[bytes, None] = field(default_factory=dict)
     near: dict[WorkingSet, None] = field(default_factory=dict)
     whole: dict[WorkingSet, None] = field(default_factory=dict)
@@ -218,11 +220,13 @@ class Holdings:
             memory.resized(memory_bytes)
             self.uneven = _uneven(self.memories)
 
-    def dispatched(self, sizes: Mapping[bytes, int], device: int) -> tuple[bytes, ...]:
+    def dispatched(self, sizes: Mapping[bytes, int], device: int, bringer: Hashable) -> tuple[bytes, ...]:
         """Count the objects as present on a device, and as used now. Return those that the request brings."""
         brings = self.expect(sizes, device)
         self.dispatches += 1
         memory = self.memories[device]
+        if brings:
+            memory.bringers |= dict.fromkeys(brings, bringer)
         for key in sizes:
             memory.used[key] = self.dispatches
         memory.changed()
@@ -356,6 +360,7 @@ class Holdings:
         if key not in memory.used:
             return
         del memory.used[key]
+        memory.bringers.pop(key, None)
         memory.taken(-self._sizes[key])
         holders = self._holders[key]
         holders.discard(device)

@@ -97,8 +97,7 @@ class MqfqSticky(Scheduler):
 
     def free_workers(self, group: WorkerGroup) -> Iterator[WorkerState]:
         """Return an iterator over the workers that may run one more request, the one that is free longest first."""
-        left, alone = self.tokens.left, group.one_each
-        return (each for each in group.open.values() if (alone or not each.gated) and left(each))
+        return (each for each in group.open.values() if not each.gated and self.tokens.left(each))
 
     def free_at_home(self, flow: TimedFlow, first: WorkerState) -> WorkerState | None:
         """Return the worker that may run a flow where its memory is; the first of all if it has none."""
@@ -247,9 +246,7 @@ class Flows(TimedFlowOrder):
             return
         device = worker.device.spec
         if event.outcome is Outcome.SUCCEEDED:
-            flow.ran(event, device, lambda: self._policy.given(request.function))
-            if self._policy.tau_all:
-                flow.device_s.add(event.device_s)
+            flow.ran(event, device, lambda: self._policy.given(request.function), whole=self._policy.tau_all)
             return
         beyond_s = (event.device_s if self._policy.tau_all else event.run_s) - self._policy.tau_s(request, flow, device)
         flow.vt += (max(0.0, beyond_s) if event.device_s else beyond_s) / request.share.weight

@@ -55,8 +55,9 @@ class Scheduler(Rules, Explained):
         self._alone = RunningAlone(self._placement, self._fair_share)
         self._oversized = Oversized(self._holdings)
         self._requests = RequestTable(self._holdings)
+        caches = self._holdings, self._cache_orders
         self._device_shares = DeviceShares(
-            list(devices), self._placement, self._holdings, self._estimates, self._fair_share, self.wake_at
+            devices, self._placement, *caches, self._estimates, self._fair_share, self.wake_at
         )
         self._parked = Parked()
         self._estimated: list[Callable[[str], None]] = []  # called with each function whose estimates have changed
@@ -373,7 +374,7 @@ class Scheduler(Rules, Explained):
                 request.ends_s += self._estimates.load_s(request, device)
                 victims = request.victims = self.victims(request, worker)
                 self._holdings.give_up(victims, device.index)
-            request.brings = self._holdings.dispatched(reads.sizes, device.index)
+            request.brings = self._holdings.dispatched(reads.sizes, device.index, (share, request.function))
         request.dispatch = self._holdings.dispatches
         share.last_device = device.index
         for recharged in self._recharged if request.group.partition.waiting else ():

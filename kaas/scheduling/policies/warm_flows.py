@@ -46,11 +46,23 @@ class TimedFlow:
     runs: Means = field(default_factory=means)
     device_s: Mean = field(default_factory=Mean)
 
-    def ran(self, event: RequestDone, device: PhysicalDevice, given: Callable[[], Mapping[str, FunctionKnown]]) -> None:
-        """Take in what a request took. given: returns what was told of its function, where the flow's times begin."""
+    def ran(
+        self,
+        event: RequestDone,
+        device: PhysicalDevice,
+        given: Callable[[], Mapping[str, FunctionKnown]],
+        *,
+        whole: bool,
+    ) -> None:
+        """Take in what a request took.
+
+        given: returns what was told of its function, where the flow's times begin. whole: with loads, too.
+        """
         if not self.runs:
             self.runs.update((kind, told(known.run_s, known.observations)) for kind, known in given().items())
         self.runs[device.kind].add(event.run_s * device.speed)
+        if whole:
+            self.device_s.add(event.device_s)
 
     def mean_s(self, device: PhysicalDevice, *, whole: bool) -> float | None:
         """Return the seconds of its requests on a device, with loads if `whole`; None if none has ended yet."""

@@ -152,7 +152,8 @@ class RecordedRequests:
             case ClientKnown(client=client):
                 self.weights[client] = event.weight
             case ShareKnown(share=share):
-                self._shares[share] = ScenarioShare(event.sms, (event.least, event.most))
+                memory_mb = None if event.memory_bytes is None else event.memory_bytes / MEGABYTE
+                self._shares[share] = ScenarioShare(event.sms, (event.least, event.most), memory_mb)
         return None
 
     def _has(self, event: WorkerReady | WorkerAdopted) -> None:

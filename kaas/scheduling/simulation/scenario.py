@@ -38,6 +38,7 @@ class ScenarioShare:
 
     sms: float = 1.0
     quota: tuple[float, float] = (0.0, 1.0)
+    memory_mb: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

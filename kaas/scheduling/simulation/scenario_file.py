@@ -261,7 +261,7 @@ _SYNTHETIC: dict[str, Reader] = {
     "load_mb_s": _positive,
 }
 _part = partial(_number, least=0.001, most=1.0)
-_SHARE: dict[str, Reader] = {"sms": _part, "quota": _quota}
+_SHARE: dict[str, Reader] = {"sms": _part, "quota": _quota, "memory_mb": _or_null(_number)}
 _share = _or_null(_record(ScenarioShare, _SHARE))
 _DEVICE: dict[str, Reader] = {
     "memory_mb": _positive,

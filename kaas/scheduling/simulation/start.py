@@ -166,7 +166,8 @@ def shares(scenario: Scenario) -> Iterator[ShareKnown | PromiseKnown]:
     """Yield the shares and promises of functions and clients."""
     for name, share in _shares(scenario).items():
         if isinstance(share, ScenarioShare):
-            yield ShareKnown(0.0, name, share.sms, *share.quota)
+            memory_bytes = None if share.memory_mb is None else to_bytes(share.memory_mb)
+            yield ShareKnown(0.0, name, share.sms, *share.quota, memory_bytes)
         elif share.slo_s is not None:
             yield PromiseKnown(0.0, name, share.slo_s, share.best_effort)
 

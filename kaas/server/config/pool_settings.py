@@ -13,7 +13,7 @@ from kaas.errors import InvalidConfig, InvalidShare
 from kaas.pool.core.shares import check_clients
 from kaas.profiles import with_profiles
 from kaas.scheduling.policy_choice import choose_policy
-from kaas.share import Share
+from kaas.share import Scale, Share
 
 T = TypeVar("T")
 
@@ -38,11 +38,21 @@ class DeviceSettings(StrictSettings, frozen=True):
     blocks_per_sm: int | None = None
 
 
+class ScaleSettings(StrictSettings, frozen=True):
+    """As `kaas.Scale`."""
+
+    min: int
+    max: int
+    device: DeviceSettings | None = None
+    idle_s: float = 60.0
+
+
 class ShareSettings(StrictSettings, frozen=True):
     """As `kaas.Share`."""
 
     sms: float = 1.0
     quota: tuple[float, float] = (0.0, 1.0)
+    memory_bytes: int | None = None
 
 
 class PoolClientSettings(StrictSettings, frozen=True):
@@ -63,7 +73,7 @@ class PoolClientSettings(StrictSettings, frozen=True):
         """
         options, share = msgspec.structs.asdict(self), self.share
         if share is not None:
-            options["share"] = _checked(f"{place}.share", lambda: Share(share.sms, share.quota))
+            options["share"] = _checked(f"{place}.share", lambda: Share(share.sms, share.quota, share.memory_bytes))
         return _checked(place, lambda: ClientSettings(**options))
 
 
@@ -71,7 +81,7 @@ class PoolSettings(StrictSettings, frozen=True):
     """As `kaas.Config`. policy: a name, "module:Class" of the operator's own, or an object with that as `name` and the
     policy's options. The default keeps clients, which do not know each other, within `LEAD_S` of each other."""
 
-    devices: tuple[DeviceSettings, ...] | None = None
+    devices: tuple[DeviceSettings, ...] | ScaleSettings | None = None
     policy: str | dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "adaptive", "T": LEAD_S})
     run_limit_s: float = 60.0
     start_limit_s: float = 120.0
@@ -99,13 +109,22 @@ class PoolSettings(StrictSettings, frozen=True):
         """
         options = msgspec.structs.asdict(self)
         options["policy"] = choose_policy("pool.policy", self.policy)
-        if self.devices is not None:
-            options["devices"] = tuple(
-                _checked(f"pool.devices[{index}]", partial(Device, **msgspec.structs.asdict(device)))
-                for index, device in enumerate(self.devices)
-            )
+        devices = tuple(
+            _checked(place, partial(Device, **msgspec.structs.asdict(each))) for place, each in self.placed_devices()
+        )
+        if isinstance(scale := self.devices, ScaleSettings):
+            device = devices[0] if devices else None
+            options["devices"] = _checked("pool", lambda: Scale(scale.min, scale.max, device, scale.idle_s))
+        elif scale is not None:
+            options["devices"] = devices
         options["clients"] = self.granted()
         return with_profiles(_checked("pool", lambda: Config(store=store, **options)))
+
+    def placed_devices(self) -> list[tuple[str, DeviceSettings]]:
+        """Return the settings of devices, each after its place in the file."""
+        if isinstance(self.devices, ScaleSettings):
+            return [] if self.devices.device is None else [("pool.devices.device", self.devices.device)]
+        return [(f"pool.devices[{index}]", device) for index, device in enumerate(self.devices or ())]
 
     def granted(self) -> dict[str, ClientSettings]:
         """Return the settings of each client.

@@ -64,9 +64,9 @@ def check_sizes(settings: Settings) -> None:
             value = getattr(value, name)
         if isinstance(value, int | float) and not value <= most:
             raise InvalidConfig(f"{field} is at most {most:,g}, not {value:,g}", field=field)
-    for index, device in enumerate(settings.pool.devices or ()):
+    for place, device in settings.pool.placed_devices():
         if device.memory_bytes is not None and device.memory_bytes > 1 << 44:
-            field = f"pool.devices[{index}].memory_bytes"
+            field = f"{place}.memory_bytes"
             raise InvalidConfig(f"{field} is at most {1 << 44:,}, not {device.memory_bytes:,}", field=field)
 
 

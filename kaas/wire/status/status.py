@@ -158,11 +158,11 @@ class PromiseStatus:
 class ShareStatus:
     """A share of a function or a client, as it was given, and what it has and has had of the devices.
 
-    of: "function 'f'" or "client 'alice'". sms, quota: as of `kaas.Share`. granted: pairs of the index of a device that
-    is up and the number of SMs, rounded up to the partitions that the device can make. device_s: device seconds of its
-    requests since it was first given. sm_s: the same, each request's times the part of the SMs that it had. missed:
-    windows in which it always had requests, and whose least it does not get any more (`TokenScheduler`). promise: the
-    pool chooses the share by it.
+    of: "function 'f'" or "client 'alice'". sms, quota, memory_bytes: as of `kaas.Share`. granted: pairs of the index of
+    a device that is up and the number of SMs, rounded up to the partitions that the device can make. device_s: device
+    seconds of its requests since it was first given. sm_s: the same, each request's times the part of the SMs that it
+    had. missed: windows in which it always had requests, and whose least it does not get any more (`TokenScheduler`).
+    promise: the pool chooses the share by it.
     """
 
     of: str
@@ -173,6 +173,7 @@ class ShareStatus:
     sm_s: float = 0.0
     missed: int = 0
     promise: PromiseStatus | None = None
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +211,7 @@ class Status:
         return as_html(status_tables(self))
 
 
-SHARE_COLUMNS = ("of", "sms", "quota", "SMs", "device s", "SM s", "windows missed")
+SHARE_COLUMNS = ("of", "sms", "quota", "SMs", "device s", "SM s", "windows missed", "memory")
 NODE_SHOWN = 8
 """Digits of a node's name on Ray that distinguish the nodes of a cluster."""
 
@@ -248,6 +249,7 @@ def status_tables(status: Status) -> list[Shown]:
             f"{each.device_s:.3f}",
             f"{each.sm_s:.3f}",
             str(each.missed),
+            "" if each.memory_bytes is None else f"{each.memory_bytes >> 20} MiB",
         )
         for each in status.shares
         if each.promise is None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from kaas.executor.device.device_memory import sealed_file
 from kaas.ktask.request import RawBytes
 from kaas.worker.held.terms import LEASE_BYTES, HeldEntry, HeldTuple, address_of
 
+_CREDENTIALS = struct.Struct("3i")
+"""Of the process at the other end: its number, its user and its group."""
 WAITING = 1024
 """Connections that this process has not looked at yet."""
 PAGE_BYTES = 2 << 20
@@ -120,7 +123,10 @@ class ConstantsHolder:
             while True:
                 connection, _ = self._listening.accept()
                 connection.setblocking(False)
-                self._silent.append(connection)
+                if _of_this_user(connection):
+                    self._silent.append(connection)
+                else:
+                    connection.close()
         self._leases = {lease: each for lease, each in self._leases.items() if not _closed(each)}
         silent, self._silent = self._silent, []
         for each in silent:
@@ -168,6 +174,13 @@ class ConstantsHolder:
         for each in memory.users:
             each.close()
         os.close(memory.file)
+
+
+def _of_this_user(connection: socket.socket) -> bool:
+    """Return True if the other end is of the same user: the names of these sockets are open to all users."""
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(peer)
+    return bool(user == os.getuid())
 
 
 def _closed(connection: socket.socket) -> bool:

@@ -266,7 +266,7 @@ def test_what_a_program_measures_in_a_running_pool_is_told_with_the_next_request
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         for one in (call("g"), call(), call(constants="2")):
             await ran(pool, workers, one, 1.0)
-        pool.shares.set(ShareSpec(("the key of f@1",), "", "f", (0.5, 0.5, 1.0)), "")
+        pool.shares.set(ShareSpec(("the key of f@1",), "", "f", (0.5, 0.5, 1.0, None)), "")
         pool.shares.set(decode_share(encode_spec(spec)), "")
         assert [each.of for each in pool.status().shares] == ["function 'f'"], "its share stays as it is"
         for one in (call("g"), call(), call(constants="2"), call()):

@@ -30,7 +30,7 @@ def played(scenario: Callable[[PoolShares, list[Event]], None]) -> None:
 
 
 def spec(name: str, sms: float = 1.0, least: float = 0.0, most: float = 1.0) -> ShareSpec:
-    return ShareSpec((f"key of {name}",), "", name, (sms, least, most))
+    return ShareSpec((f"key of {name}",), "", name, (sms, least, most, None))
 
 
 def call(function: str = "f", client: str = "alice", bound: str = "") -> WorkerCall:
@@ -83,8 +83,8 @@ def test_a_share_that_several_programs_give_stays_until_the_last_of_them_ends() 
     played(scenario)
 
 
-@pytest.mark.parametrize("share", [(1.0, 0.0, 1.0), None])
-def test_no_program_changes_a_share_of_the_configuration(share: tuple[float, float, float] | None) -> None:
+@pytest.mark.parametrize("share", [(1.0, 0.0, 1.0, 1 << 20), None])
+def test_no_program_changes_a_share_of_the_configuration(share: tuple[float, float, float, int] | None) -> None:
     def scenario(shares: PoolShares, _: list[Event]) -> None:
         shares.regrant(granted(alice=Share(0.5, (0.5, 1.0))))
         with pytest.raises(InvalidShare, match="client 'alice' has the share of the pool's configuration"):

@@ -170,6 +170,25 @@ def test_a_request_that_need_not_wait_takes_no_place_among_others(name: str, mon
         world.finish(world.arrive())
 
 
+@pytest.mark.parametrize("name", ["lalb", "lalbo3", "adaptive"])
+def test_a_request_that_waits_for_a_busy_device_goes_elsewhere_once_that_device_is_removed(name: str) -> None:
+    world = World(FACTORIES[name], 2, memory_bytes=2)
+    world.feed(FunctionKnown(0.0, "f", "software", 1.0, 100.0, 1, 20))
+    world.tick()
+    for worker in (0, 1):
+        world.up(worker)
+    reads = (ObjectUse(b"f", 1, constant=True),)
+    loading = world.arrive(inputs=reads)
+    holder, _ = world.running[loading]
+    world.resident(holder, (b"f",))
+    world.finish(loading)
+    first, second = world.arrive(inputs=reads), world.arrive(inputs=reads)
+    assert second in world.queued, "a load takes longer than the wait"
+    world.remove_device(holder)
+    assert world.running[second] == (1 - holder, 0)
+    assert world.running[first] == (holder, 0), "what runs there ends first"
+
+
 @pytest.mark.parametrize("name", FACTORIES)
 @pytest.mark.parametrize("seconds", [0.0, LARGEST])
 def test_the_least_and_the_largest_profile_end_no_policy(name: str, seconds: float) -> None:

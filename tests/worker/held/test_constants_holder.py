@@ -113,6 +113,19 @@ def test_peers_that_say_nothing_or_nonsense_or_end_cost_nothing(holder: Constant
         each.close()
 
 
+def test_another_user_of_the_machine_gets_nothing(holder: ConstantsHolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    stranger = connect(holder, LEASES[0])
+    monkeypatch.setattr(os, "getuid", lambda: 12345)  # as the holder would see it
+    with pytest.raises(KaasError):
+        holder.hold(LEASES[0], b"key", pages(1))
+    monkeypatch.undo()
+    with pytest.raises(ConnectionResetError):
+        stranger.recv(1)
+    with connect(holder, LEASES[1]):
+        assert holder.found(LEASES[1], b"key") is not None
+    stranger.close()
+
+
 def test_constants_that_no_process_has_make_room_the_unused_longest_first(holder: ConstantsHolder) -> None:
     for number, lease in enumerate(LEASES[:4]):
         with connect(holder, lease):
