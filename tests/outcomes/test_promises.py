@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kaas.scheduling.checks import CheckedPolicy
-from kaas.scheduling.decisions import Decision, Granted, StartWorker
+from kaas.scheduling.decisions import Decision, Granted, PolicyFactory, StartWorker
 from kaas.scheduling.events import (
     DeviceAdded,
     DeviceRemoved,
@@ -24,6 +24,8 @@ from kaas.scheduling.events import (
     WorkerReady,
 )
 from kaas.scheduling.policies import factory
+from kaas.scheduling.policies.adaptive import Adaptive
+from kaas.scheduling.sharing.load import RecentLoad
 from kaas.scheduling.sharing.scaling import Configuration
 from kaas.scheduling.simulation.scenario_file import read
 from kaas.scheduling.simulation.simulator import simulate
@@ -176,3 +178,31 @@ def test_a_scale_brings_devices_for_a_promise_and_sends_them_away_when_the_load_
     assert counts[-1] == 1
     assert ran.done.summary.rejected == 0
     assert ran.late("f", from_s=14.0) <= 0.01
+
+
+def test_a_policy_of_one_s_own_expects_another_load() -> None:
+    """It expects a crowd: the instances are there before the crowd is."""
+
+    class Expecting(Adaptive):
+        def predicted_rate(self, recent: RecentLoad) -> float:
+            return max(500.0, recent.now_per_s)
+
+    def part(policy: PolicyFactory) -> float:
+        """Return the part of the device that a function with five requests a second has at the end."""
+        asked = read(
+            {
+                "window_s": 0.02,
+                "devices": [DEVICE],
+                "functions": {"f": {"run_s": RUN_S, "fills": 0.24, "client": "c", "slo_s": SLO_S}},
+                "requests": trace([5] * 20, "f"),
+            }
+        )
+        granted: list[Granted] = []
+
+        def observe(_: Event, decisions: Sequence[Decision]) -> None:
+            granted.extend(each for each in decisions if isinstance(each, Granted))
+
+        simulate(asked, policy, observe=observe)
+        return sum(each.sms * each.quota for each in granted[-1].instances)
+
+    assert part(Expecting) > 2 * part(Adaptive) > 0

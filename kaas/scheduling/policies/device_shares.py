@@ -34,6 +34,7 @@ from kaas.scheduling.policies.holdings import Holdings
 from kaas.scheduling.policies.placement import Placement
 from kaas.scheduling.policies.share_memory import ShareMemory
 from kaas.scheduling.policies.state import QueuedRequest, WorkerGroup, WorkerState
+from kaas.scheduling.sharing.load import Predictor
 from kaas.scheduling.sharing.promises import DECIDE_S, PromisedFunction, Promises
 from kaas.scheduling.sharing.rectangles import DeviceExtent
 from kaas.scheduling.sharing.scaler import Grant
@@ -69,7 +70,7 @@ class DeviceShares:
     """The shares of all devices.
 
     Args:
-        wake_at: asks for a Tick.
+        wake_at: asks for a Tick. predictor: of the loads of functions with promises.
 
     Fields:
         active: there are shares. missed: windows that each share has missed, on all devices (`TokenScheduler`).
@@ -84,6 +85,7 @@ class DeviceShares:
         estimates: Estimates,
         fair_share: FairShare,
         wake_at: Callable[[float], None],
+        predictor: Predictor,
     ) -> None:
         self._windows_s = {device.index: device.window_s for device in devices}
         self._kinds = dict.fromkeys(device.kind for device in devices)
@@ -97,7 +99,7 @@ class DeviceShares:
         self.missed: Counter[str] = Counter()
         self._shares: dict[str, ShareKnown] = {}
         self._promised: dict[str, PromiseKnown] = {}
-        self._promises = Promises(max(self._windows_s.values()))
+        self._promises = Promises(max(self._windows_s.values()), predictor)
         self._placed: set[str] = set()  # promises with a part of a device
         self._told: dict[str, Granted] = {}
         self._runs: dict[int, _PromisedRun] = {}
@@ -356,11 +358,8 @@ class DeviceShares:
         if not self._holdings.uneven:
             return True
         memories = self._holdings.memories
-        room_bytes = {
-            each: math.inf if (known := memories[each.device.index].capacity_bytes) is None else known
-            for each in request.group.workers.values()
-        }
-        return room_bytes[worker] >= min(request.reads.nbytes, max(room_bytes.values()))
+        most_bytes = max(memories[each.device.index].most_bytes for each in request.group.workers.values())
+        return memories[worker.device.index].most_bytes >= min(request.reads.nbytes, most_bytes)
 
     def _expected_s(self, request: QueuedRequest, worker: WorkerState) -> float:
         spec = worker.device.spec

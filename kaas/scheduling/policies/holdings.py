@@ -6,6 +6,7 @@ as present, since the worker loads them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -75,6 +76,11 @@ class DeviceMemory:
 
     def __post_init__(self) -> None:
         self.resized(self.capacity_bytes)
+
+    @property
+    def most_bytes(self) -> float:
+        """The size; infinite if it is not known."""
+        return math.inf if self.capacity_bytes is None else self.capacity_bytes
 
     def resized(self, capacity_bytes: int | None) -> None:
         """Take in the size of the memory."""

@@ -20,6 +20,7 @@ from kaas.scheduling.policies.state import (
     WorkerState,
     partition,
 )
+from kaas.scheduling.sharing.load import RecentLoad, trend
 
 
 class Rules:
@@ -62,6 +63,10 @@ class Rules:
     def victims(self, request: QueuedRequest, worker: WorkerState) -> tuple[bytes, ...]:  # noqa: ARG002
         """Return the objects that a worker, which lacks some, gives up first: here those of its cache's own rule."""
         return ()
+
+    def predicted_rate(self, recent: RecentLoad) -> float:
+        """Return the requests a second to be expected of a function with a promise of latency: here by its trend."""
+        return trend(recent)
 
     def measured(self, event: events.Utilisation) -> None:
         """Take in a device's utilisation, which a policy with `utilisation_every_s` gets: here it changes nothing."""

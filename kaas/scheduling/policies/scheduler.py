@@ -57,7 +57,7 @@ class Scheduler(Rules, Explained):
         self._requests = RequestTable(self._holdings)
         caches = self._holdings, self._cache_orders
         self._device_shares = DeviceShares(
-            devices, self._placement, *caches, self._estimates, self._fair_share, self.wake_at
+            devices, self._placement, *caches, self._estimates, self._fair_share, self.wake_at, self.predicted_rate
         )
         self._parked = Parked()
         self._estimated: list[Callable[[str], None]] = []  # called with each function whose estimates have changed
