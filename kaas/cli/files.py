@@ -53,8 +53,10 @@ def unlike(output: Path | None, *given: Path | None) -> None:
     Raises:
         InvalidRequest: they are one file.
     """
+    if output is None or not output.exists():
+        return
     for each in given:
-        if output is not None and each is not None and output.exists() and output.samefile(each):
+        if each is not None and each.exists() and output.samefile(each):  # module:function is no file
             raise InvalidRequest(f"cannot write {output}: it is read")
 
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import kaas
 from kaas import errors
+from kaas.cli.files import unlike
 from kaas.cli.main import app, main
 from kaas.profiles import read_profiles
 from tests.api.conftest import N, numbers, scale_task
@@ -186,3 +187,11 @@ def test_a_device_is_no_file(arguments: tuple[str, ...]) -> None:
     refused = runner.invoke(app, [*arguments])
     assert refused.exit_code == 2
     assert "/dev/zero is a device" in " ".join(refused.output.replace("│", "").split())
+
+
+def test_a_function_of_a_module_is_no_file_that_an_output_could_replace(tmp_path: Path) -> None:
+    output = tmp_path / "profiles.jsonl"
+    output.touch()
+    unlike(output, None, Path("mine:served"))
+    with pytest.raises(errors.InvalidRequest, match="it is read"):
+        unlike(output, None, output)
