@@ -206,3 +206,29 @@ def test_a_policy_of_one_s_own_expects_another_load() -> None:
         return sum(each.sms * each.quota for each in granted[-1].instances)
 
     assert part(Expecting) > 2 * part(Adaptive) > 0
+
+
+@pytest.mark.parametrize("crowd", [2, 16])
+def test_a_crowd_that_comes_at_once_is_in_time_where_devices_are_free(crowd: int) -> None:
+    """The function has one small instance, by its load so far. It refuses what would be late."""
+    calm = [{"function": "f", "at_s": 0.2 * number} for number in range(100)]
+    asked = read(
+        {
+            "devices": [DEVICE] * 4,
+            "functions": {"f": {"run_s": RUN_S, "fills": 0.24, "slo_s": SLO_S, "best_effort": False}},
+            "requests": [*calm, *({"function": "f", "at_s": 60.0} for _ in range(crowd))],
+        }
+    )
+    came_s: dict[int, float] = {}
+    took_s: list[float] = []
+
+    def observe(event: Event, _: Sequence[Decision]) -> None:
+        if isinstance(event, RequestArrived):
+            came_s[event.request] = event.time_s
+        elif isinstance(event, RequestDone) and came_s[event.request] == 60.0:
+            took_s.append(event.time_s - 60.0)
+
+    done = simulate(asked, observe=observe)
+    assert not [each for each in done.rejected if each.at_s >= 60.0]
+    assert len(took_s) == crowd
+    assert max(took_s) <= SLO_S

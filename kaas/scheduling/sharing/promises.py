@@ -158,13 +158,14 @@ class Promises:
         if function.choices is None:
             return None
         limit_s = min(left_s, function.slo_s)
-        for queue_per_s in (0.0, (waiting + 1) / function.slo_s):
-            if queue_per_s:
-                self._decide(share, function, now_s, queue_per_s)
-            expected_s = self._expected_s(share, waiting, running)
-            if expected_s <= limit_s:
-                return None
-        return expected_s
+        queue_per_s = (waiting + running + 1) / function.slo_s
+        while (expected_s := self._expected_s(share, waiting, running)) > limit_s:
+            full = self.missing_of(share) and function.decided_s == now_s
+            if full or limit_s < min(each.p99_s for each in function.choices.by_efficiency):
+                return expected_s  # there is no room for more, or more would not help
+            self._decide(share, function, now_s, queue_per_s)
+            queue_per_s *= 2
+        return None
 
     def _expected_s(self, share: str, waiting: int, running: int) -> float:
         """Return the seconds until a request ends that arrives now."""
