@@ -14,6 +14,8 @@ from kaas.errors import InvalidConfig, InvalidShare
 
 LEAST = 0.001
 """The smallest part of the SMs, and the smallest most of the time."""
+LEAST_SLO_S = 1e-6
+"""The shortest latency that can be promised, in seconds."""
 MOST_POINTS = 4096
 """The most points of a profile."""
 MOST_BYTES = 1 << 60
@@ -64,8 +66,8 @@ class ProfilePoint:
     """The work of a function on a share of a device, as `kaas profile` measures it.
 
     Args:
-        sms: the part of the streaming multiprocessors, above 0 and at most 1, as the device grants it.
-        quota: the part of the time, above 0 and at most 1.
+        sms: the part of the streaming multiprocessors, from 0.001 to 1, as the device grants it.
+        quota: the part of the time, from 0.001 to 1.
         rate_per_s: requests a second, from 1e-6 to 1e12, while requests wait.
         p99_s: the 99th percentile of the latency without waiting for other requests, in seconds.
         batch: of each request: the inputs that it carries.
@@ -88,7 +90,7 @@ class ProfilePoint:
 
     def __post_init__(self) -> None:
         limits: dict[str, tuple[float, float]] = {
-            "sms": (1e-9, 1), "quota": (1e-9, 1), "rate_per_s": (1e-6, 1e12), "p99_s": (0, 1e12), "p50_s": (0, 1e12),
+            "sms": (LEAST, 1), "quota": (LEAST, 1), "rate_per_s": (1e-6, 1e12), "p99_s": (0, 1e12), "p50_s": (0, 1e12),
             "batch": (1, 1 << 60), "device_bytes": (0, 1 << 60), "requests": (0, 1 << 60),
         }  # fmt: skip
         for name, (least, most) in limits.items():

@@ -12,7 +12,7 @@ from kaas.api.session import Session
 from kaas.errors import InvalidRequest
 from kaas.ktask.graph import KTask
 from kaas.ktask.variant import Variant
-from kaas.share import ProfilePoint, Share
+from kaas.share import LEAST_SLO_S, ProfilePoint, Share
 from kaas.wire.packing import FunctionSignature, bind, bind_variants
 from kaas.wire.specs import ShareSpec, encode
 
@@ -102,8 +102,10 @@ def _check_share(share: object, slo_s: object) -> None:
         raise InvalidRequest(f'a share is a kaas.Share, "auto" or None, not {share!r}')
     if (share == AUTO) is not (slo_s is not None):
         raise InvalidRequest(f'share="auto" and slo_s go together, not share={share!r} with slo_s={slo_s!r}')
-    if slo_s is not None and not (isinstance(slo_s, int | float) and slo_s is not True and 0 < slo_s < math.inf):
-        raise InvalidRequest(f"slo_s is a number of seconds above 0, not {slo_s!r}")
+    if slo_s is not None and not (
+        isinstance(slo_s, int | float) and slo_s is not True and LEAST_SLO_S <= slo_s < math.inf
+    ):
+        raise InvalidRequest(f"slo_s is a number of seconds from {LEAST_SLO_S:g} on, not {slo_s!r}")
 
 
 def tell_profile(function: Function, points: Sequence[ProfilePoint]) -> None:

@@ -17,7 +17,7 @@ from kaas.scheduling.events import Event, PromiseKnown, ShareGone, ShareKnown
 from kaas.scheduling.sharing.packing import DevicePacking
 from kaas.scheduling.sharing.rectangles import DeviceExtent
 from kaas.scheduling.sharing.scaling import Configuration, SloUnmet, choices_of
-from kaas.share import ProfilePoint, Share
+from kaas.share import LEAST_SLO_S, ProfilePoint, Share
 from kaas.wire.specs import ShareSpec
 from kaas.wire.status.status import DeviceStatus, PromiseStatus, ShareStatus
 
@@ -139,8 +139,8 @@ class PoolShares:
         """
         if not spec.functions:
             raise InvalidShare(f"a promise is made for a function, not for {label}")
-        if not 0 < slo_s < math.inf:
-            raise InvalidShare(f"slo_s is a number of seconds above 0, not {slo_s!r}")
+        if not LEAST_SLO_S <= slo_s < math.inf:
+            raise InvalidShare(f"slo_s is a number of seconds from {LEAST_SLO_S:g} on, not {slo_s!r}")
         points = self._profile(spec.functions, spec.label)
         unmet = choices_of(points, slo_s) if points else None
         if isinstance(unmet, SloUnmet) and unmet.best is not None:

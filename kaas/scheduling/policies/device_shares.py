@@ -372,7 +372,7 @@ class DeviceShares:
         if accounts and not request.alone and device.next.share in accounts:
             grant = device.next
         elif accounts:  # it runs alone, before its turn
-            grant = Tokens(accounts[0], device.sms)
+            grant = Tokens(accounts[0], device.scheduler.size_of(accounts[0]))
         else:
             left = device.next.sms if device.next.share == OTHERS and not request.alone else 0
             grant = Tokens(OTHERS, left or device.sms)

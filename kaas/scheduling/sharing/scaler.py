@@ -61,6 +61,10 @@ class Rescaling:
     missing_per_s: float = 0.0
 
 
+MOST_INSTANCES = 1024
+"""Of a function, on all devices: a profile of tiny parts asks for more than a pool can look through."""
+
+
 class HighestLoad:
     """The largest of the loads of the last seconds. hold_s: of how many."""
 
@@ -259,6 +263,8 @@ class Scaler:
 
     def _add(self, function: str, state: ScaledFunction, configuration: Configuration) -> bool:
         """Add an instance, and return whether there is room for it."""
+        if len(state.grants) >= MOST_INSTANCES:
+            return False
         spot = self.packing.place(self._numbers, configuration.sms, configuration.quota)
         if spot is None:
             return False

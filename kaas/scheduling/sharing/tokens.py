@@ -112,6 +112,10 @@ class TokenScheduler:
 
     # --- shares
 
+    def size_of(self, share: str) -> int:
+        """Return the SMs of a share that is here."""
+        return self._accounts[share].sms
+
     def sms_of(self, part: float) -> int:
         """Return the SMs for a part of them, more than 0 and at most 1: as many partitions as the part needs."""
         return self._extent.size(part, 1.0)[1]

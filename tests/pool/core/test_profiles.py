@@ -251,6 +251,8 @@ def test_a_promise_that_no_measured_share_keeps_is_refused(store: SqliteStore) -
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         with pytest.raises(InvalidShare, match=r"no share of function 'f' keeps 0.01 s: .* 0.02 s, with 1 of the SMs"):
             promise(pool, "the key of f", 0.01)
+        with pytest.raises(InvalidShare, match="seconds from 1e-06 on"):
+            promise(pool, "the key of g", 1e-320)
         promise(pool, "the key of f", 0.02)
         promise(pool, "the key of g", 0.01)  # its profile is of another kind of device
         await ran(pool, workers, call(), 1.0)

@@ -247,3 +247,12 @@ def test_a_share_beyond_a_device_is_refused() -> None:
     for wrong in (share("a", 1.5), share("a", 0.0), share("a", 0.5, 0.6, 0.5), share("", 0.5), share("a", 0.5, 0, 0)):
         with pytest.raises(PolicyError, match="a share has parts of a device"):
             Devices("fcfs", {}, wrong)
+
+
+def test_a_request_that_is_repeated_alone_has_the_sms_of_its_share() -> None:
+    """Another tenant's fault lets it run alone: its bill is no larger for that."""
+    made = Devices("fcfs", {"f": Load(share="alice", depth=0)}, share("alice", sms=0.25)).run(0.1)
+    made._functions[0] = "f"
+    made.feed(RequestArrived(made.now_s, 0, "f", "f", attempt=2, alone=True, share="alice"))
+    decision, _ = made.running[0]
+    assert decision.sms == SMS // 4

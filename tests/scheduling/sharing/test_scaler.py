@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kaas.errors import InvalidConfig
 from kaas.scheduling.sharing.rectangles import TIME_UNITS, DeviceExtent
-from kaas.scheduling.sharing.scaler import Grant, Rescaling, Scaler
+from kaas.scheduling.sharing.scaler import MOST_INSTANCES, Grant, Rescaling, Scaler
 from kaas.scheduling.sharing.scaling import Choices, Configuration, choices_of, load_units
 from tests.scheduling.sharing.profiles import RESNET
 
@@ -46,6 +46,14 @@ def test_the_first_load_gets_what_it_needs() -> None:
     assert shares(done.added) == {HALF: 2, QUARTER: 1}
     assert [grant.spot.device for grant in done.added] == [0, 0, 1]
     assert (done.removed, done.resized, done.missing_per_s) == ((), (), 0.0)
+
+
+def test_a_profile_of_tiny_parts_brings_no_more_instances_than_a_pool_can_look_through() -> None:
+    made = Scaler({0: UNITS}, hold_s=HOLD_S)
+    made.add_function("f", Choices((Configuration(0.001, 0.001, 0.001, 0.0),)))
+    done = made.decide("f", 1e6, 0.0)
+    assert len(done.added) == MOST_INSTANCES
+    assert done.missing_per_s > 0
 
 
 def test_the_same_load_changes_nothing() -> None:
