@@ -5,8 +5,8 @@
 Under each policy that shares devices: 1,000 devices, 10,000 functions of 10,000 clients, 100,000 waiting requests. A
 device holds some 10 functions. decision_over_heap is the median time of handling a RequestDone, under the slowest
 policy, over a push and a pop on a heap of 100,000 entries. growth_devices is over the same with 10 devices, and
-growth_waiting over 100 waiting requests of 16 clients; both are of the policy that grows most. The sizes take turns, so
-that a slow moment of the machine affects all, and the heap is on huge pages, as a pool's is. The detail
+growth_waiting over 100 waiting requests of 16 clients; both are of the policy that grows most. The sizes and the heap
+take turns, so that a slow moment of the machine affects all, and memory is on huge pages, as a pool's is. The detail
 also has `adaptive` with the lead of `kaas serve` on four devices: two clients with 64 or 2,000 functions together, and
 five waiting requests of each function.
 """
@@ -44,7 +44,7 @@ FUNCTION_BYTES = 1 << 30
 DEVICE_BYTES = 10 * FUNCTION_BYTES
 WARM_UP = 10
 """Requests of each device before the measurement: a batch of a function, and more, so that devices are out of step."""
-MEASURED, TURNS = 2000, 40
+MEASURED, HEAP_STEPS, TURNS = 2000, 20_000, 40
 
 
 class Pool:
@@ -114,32 +114,35 @@ class Pool:
         return took_s
 
 
-def decisions_s(*pools: Pool) -> list[float]:
-    """Return the median seconds of a RequestDone with its dispatch in each of these pools."""
+class Heap:
+    """A heap that keeps its length. It is for one measurement: by and by only the greatest keys are left."""
+
+    def __init__(self, entries: int = WAITING) -> None:
+        self._random, self._ids = Random(0), count(entries)
+        self._entries = [(self._random.random(), number) for number in range(entries)]
+        heapq.heapify(self._entries)
+
+    def step(self) -> float:
+        """Return the seconds of a push and a pop."""
+        entry = self._random.random(), next(self._ids)
+        began = perf_counter()
+        heapq.heappush(self._entries, entry)
+        heapq.heappop(self._entries)
+        return perf_counter() - began
+
+
+def medians_s(*pools: Pool) -> list[float]:
+    """Return the median seconds of a step of a new heap, and of a RequestDone with its dispatch in each pool."""
     for pool in pools:
         for _ in range(WARM_UP * pool.devices):
             pool.step()
     use_huge_pages()
-    took: list[list[float]] = [[] for _ in pools]
+    measured: list[tuple[Heap | Pool, int]] = [(Heap(), HEAP_STEPS), *((pool, MEASURED) for pool in pools)]
+    took: list[list[float]] = [[] for _ in measured]
     for _ in range(TURNS):
-        for pool, own in zip(pools, took, strict=True):
-            own += [pool.step() for _ in range(MEASURED // TURNS)]
+        for (each, steps), own in zip(measured, took, strict=True):
+            own += [each.step() for _ in range(steps // TURNS)]
     return list(map(median, took))
-
-
-def heap_s(entries: int = WAITING) -> float:
-    """Return the median seconds of a push and a pop on a heap."""
-    draws = Random(0)
-    heap = [(draws.random(), number) for number in range(entries)]
-    heapq.heapify(heap)
-    took = []
-    for number in range(20_000):
-        entry = (draws.random(), entries + number)
-        began = perf_counter()
-        heapq.heappush(heap, entry)
-        heapq.heappop(heap)
-        took.append(perf_counter() - began)
-    return median(took)
 
 
 def main() -> None:
@@ -148,20 +151,20 @@ def main() -> None:
     options.add_argument("--policy", choices=SHARING)
     chosen = options.parse_args()
     policies = SHARING if chosen.policy is None else (chosen.policy,)
-    unit_s = heap_s()
-    detail: dict[str, Any] = {"heap_us": round(unit_s * 1e6, 2)}
+    detail: dict[str, Any] = {}
     over_heap, by_devices, by_waiting = [], [], []
     for policy in policies:
         sizes = (DEVICES, CLIENTS, WAITING), (10, CLIENTS, WAITING), (16, 16, 100)
-        large, few, short = decisions_s(*(Pool(policy, *size) for size in sizes))
-        over_heap.append(large / unit_s)
+        unit, large, few, short = medians_s(*(Pool(policy, *size) for size in sizes))
+        over_heap.append(large / unit)
         by_devices.append(large / few)
         by_waiting.append(large / short)
         detail[f"{policy}_us"] = round(large * 1e6, 1)
         detail[f"{policy}_10_devices_us"] = round(few * 1e6, 1)
         detail[f"{policy}_100_waiting_us"] = round(short * 1e6, 1)
+        detail[f"{policy}_heap_us"] = round(unit * 1e6, 2)
     for functions in (64, 2000) if "adaptive" in policies else ():
-        (crossing_s,) = decisions_s(Pool("adaptive", 4, functions, 5 * functions, clients=2, T=LEAD_S))
+        _, crossing_s = medians_s(Pool("adaptive", 4, functions, 5 * functions, clients=2, T=LEAD_S))
         detail[f"adaptive_2_clients_{functions}_functions_us"] = round(crossing_s * 1e6, 1)
     bars = {
         "decision_over_heap": (max(over_heap), "<=", 50),

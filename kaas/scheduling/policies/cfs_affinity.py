@@ -14,12 +14,14 @@ from kaas.scheduling.events import PhysicalDevice, WorkerKind
 from kaas.scheduling.policies.fair_share import ClientShare
 from kaas.scheduling.policies.holdings import Holdings, WorkingSet
 from kaas.scheduling.policies.options import check_choice, check_flag, check_number
-from kaas.scheduling.policies.orders import FlowOrder, PriorityQueue, SortKey
+from kaas.scheduling.policies.orders import Entry, FlowOrder, PriorityQueue, SortKey
 from kaas.scheduling.policies.scheduler import Scheduler
 from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, RequestOrder, Serves, WorkerGroup, WorkerState
 
 PENALTY = 10.0
 """Mean latencies that a client counts for a device without its data: the paper's number."""
+FEW_SETS = 16
+"""Working sets near a device that are looked at without a walk through the clients."""
 AFFINITIES = ("bytes", "last")
 
 
@@ -114,9 +116,10 @@ class EffectiveTime(FlowOrder):
         self._penalised: PriorityQueue[Queue] = PriorityQueue()
         self._anywhere: PriorityQueue[Queue] = PriorityQueue()
         self._affine: dict[WorkingSet | int, PriorityQueue[Queue]] = {}  # by what they read, or by device
+        self._firsts: dict[WorkingSet | int, Entry] = {}  # the first of each of these: one is read more often than put
         self._affinities: dict[Queue, tuple[WorkingSet | int, ...]] = {}
         self._nowhere: PriorityQueue[WorkingSet] = PriorityQueue()  # by their first client: those near no device
-        holdings.near_changed.append(self._renew_nowhere)
+        holdings.near_changed.append(self._renew_first)
 
     def place(self, queue: Queue) -> SortKey:
         """Return the place of a client by its time."""
@@ -137,7 +140,7 @@ class EffectiveTime(FlowOrder):
             self._affine[affinity].discard(queue)
             if not self._affine[affinity]:
                 del self._affine[affinity]
-            self._renew_nowhere(affinity)
+            self._renew_first(affinity)
 
     def candidates(self) -> list[Candidate]:
         """Return the first request of each client, by the effective times on the best free devices for them."""
@@ -185,26 +188,33 @@ class EffectiveTime(FlowOrder):
             able: list[Queue] = [*self.heads, *(queue for queue in self._changed if queue not in self.heads)]
             return min(able, key=self._effective)
         self._update()
-        nowhere = self._nowhere.first()
-        queues = [self._anywhere, self._penalised, *([] if nowhere is None else [self._affine[nowhere]])]
-        queues += [self._affine[index] for index in group.open if index in self._affine and not group.open[index].gated]
-        found = [(queue.key(first), first) for queue in queues if (first := queue.first()) is not None]
+        found = [places.least() for places in (self._anywhere, self._penalised) if places]
+        if (nowhere := self._nowhere.first()) is not None:
+            found.append(self._firsts[nowhere])
         for index, worker in group.open.items():
-            if not worker.gated and (near := self._first_near(self._memories[index].near)) is not None:
-                found.append((self.heads.key(near), near))
-        return min(found, key=lambda each: each[0])[1] if found else None
+            if worker.gated:
+                continue
+            if index in self._firsts:
+                found.append(self._firsts[index])
+            if (near := self._first_near(self._memories[index].near)) is not None:
+                found.append(near)
+        return min(found)[-1] if found else None
 
-    def _first_near(self, near: Mapping[WorkingSet, None]) -> Queue | None:
-        """Return the first client by time that reads one of these sets.
+    def _first_near(self, near: Mapping[WorkingSet, None]) -> Entry | None:
+        """Return the entry of the first client by time that reads one of these sets.
 
         All clients are walked through by their time, and the sets in turns with them, until either walk is complete.
         """
-        found: Queue | None = None
-        for queue, reads in zip(self.heads, near, strict=False):
-            if queue.head.reads in near and queue.head.reads in self._affine:
-                return queue
-            first = self._affine[reads].first() if reads in self._affine else None
-            if first is not None and (found is None or self.heads.key(first) < self.heads.key(found)):
+        firsts = self._firsts
+        if len(near) <= FEW_SETS:
+            return min((firsts[reads] for reads in near if reads in firsts), default=None)
+        found: Entry | None = None
+        for entry, reads in zip(self.heads.entries(), near, strict=False):
+            own = entry[-1].head.reads
+            if own in near and own in firsts:
+                return entry
+            first = firsts.get(reads)
+            if first is not None and (found is None or first < found):
                 found = first
         return found
 
@@ -233,17 +243,22 @@ class EffectiveTime(FlowOrder):
             self._penalised.put(queue, _by_time(head, self._policy.penalty_s(queue.share)))
             for affinity in affinities:
                 self._affine.setdefault(affinity, PriorityQueue()).put(queue, key)
-                self._renew_nowhere(affinity)
+                self._renew_first(affinity)
 
-    def _renew_nowhere(self, reads: WorkingSet | int) -> None:
-        """Give a working set its place among those near no device, or none."""
-        if isinstance(reads, int):
-            return
-        first = self._affine[reads].first() if reads in self._affine and not reads.near else None
+    def _renew_first(self, affinity: WorkingSet | int) -> None:
+        """Take in that the clients that are affine to a working set or a device, or the devices near it, are others."""
+        same = self._affine.get(affinity)
+        first = None if same is None else same.least()
         if first is None:
-            self._nowhere.discard(reads)
+            self._firsts.pop(affinity, None)
         else:
-            self._nowhere.put(reads, self.heads.key(first))
+            self._firsts[affinity] = first
+        if isinstance(affinity, int):
+            return
+        if first is None or affinity.near:
+            self._nowhere.discard(affinity)
+        else:
+            self._nowhere.put(affinity, first[:-2])
 
 
 def _by_time(head: QueuedRequest, penalty_s: float = 0.0) -> SortKey:

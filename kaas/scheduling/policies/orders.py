@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Any, ClassVar, TypeVar
 
 from kaas.errors import PolicyError
@@ -30,6 +30,8 @@ class PriorityQueue(dict[Item, Entry]):
     to move those of one long list. Entries are flat, since nested tuples are compared twice.
     """
 
+    __slots__ = ("_blocks", "_splits")
+
     _puts: ClassVar[count[int]] = count()
     """One for all queues: many are made for a moment, and only the order in each one counts."""
 
@@ -41,6 +43,10 @@ class PriorityQueue(dict[Item, Entry]):
     def __iter__(self) -> Iterator[Item]:
         """Return an iterator over the items by their keys. The queue must not change meanwhile."""
         return (entry[-1] for block in self._blocks for entry in block)
+
+    def entries(self) -> Iterator[Entry]:
+        """Return an iterator over the entries by their keys. The queue must not change meanwhile."""
+        return chain.from_iterable(self._blocks)
 
     def after(self, key: SortKey) -> Iterator[Entry]:
         """Return an iterator over the entries from a key on, upwards. The queue must not change meanwhile."""
@@ -68,7 +74,7 @@ class PriorityQueue(dict[Item, Entry]):
         if known is not None:
             if known[:-2] == key:
                 return
-            PriorityQueue.discard(self, item)  # what a subclass keeps of the item stays
+            self._remove(known)
         entry = self[item] = (*key, next(self._puts), item)
         place = bisect_right(self._splits, entry) if self._splits else 0
         block = self._blocks[place]
@@ -82,8 +88,10 @@ class PriorityQueue(dict[Item, Entry]):
     def discard(self, item: Item) -> None:
         """Remove an item, if it is there."""
         entry = self.pop(item, None)
-        if entry is None:
-            return
+        if entry is not None:
+            self._remove(entry)
+
+    def _remove(self, entry: Entry) -> None:
         place = bisect_right(self._splits, entry) if self._splits else 0
         block = self._blocks[place]
         del block[bisect_left(block, entry)]
