@@ -6,7 +6,7 @@ import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
-from kaas.scheduling.events import Ordered
+from kaas.scheduling.events import Ordered, RequestArrived
 from kaas.scheduling.policies.reclaiming import TURN
 
 
@@ -16,9 +16,10 @@ class ClientExecutor:
 
     Fields:
         client: "" of a spare one. began_s: when its start began. given_s: when it was given to its client. unused_s:
-            when its last request ended. running: its requests, with their slots. keys: the objects that it has on the
-            device. parts: the numbers of the orders that it has not answered. awaited: the requests that it has started
-            for, until one of them runs on it or all have gone elsewhere.
+            when its last request ended. shared: its client's last request had a share of the device.
+        running: its requests, with their slots. keys: the objects that it has on the device. parts: the numbers of the
+            orders that it has not answered. awaited: the requests that it has started for, until one of them runs on it
+            or all have gone elsewhere.
     """
 
     worker: int
@@ -30,6 +31,7 @@ class ClientExecutor:
     unused_s: float = 0.0
     running: dict[int, int] = field(default_factory=dict)
     keys: set[bytes] = field(default_factory=set)
+    shared: bool = False
     parts: set[int] = field(default_factory=set)
     awaited: set[int] = field(default_factory=set)
 
@@ -46,7 +48,7 @@ class DeviceExecutors:
         most: clients whose executors may be on it at a time.
         shared: the executor that the policy inside sees, None if it sees none. seen: that one is ready. closing: why
             it ends, once it has no executors; "" if it does not. failed: the last executor did not start.
-        executors: by worker. waiting: requests that wait for an executor, with their clients. holders: for each object,
+        executors: by worker. waiting: requests that wait for an executor. holders: for each object,
             how many executors have it.
         start_s: what the quickest start took. turn_ends_s: when another executor that is used may end for a client
             without one. wake_s: when the policy is woken, since an executor may end then.
@@ -59,7 +61,7 @@ class DeviceExecutors:
     closing: str = ""
     failed: bool = False
     executors: dict[int, ClientExecutor] = field(default_factory=dict)
-    waiting: dict[int, str] = field(default_factory=dict)
+    waiting: dict[int, RequestArrived] = field(default_factory=dict)
     holders: dict[bytes, int] = field(default_factory=dict)
     start_s: float = math.inf
     turn_ends_s: float = 0.0
@@ -72,13 +74,17 @@ class DeviceExecutors:
                 return each
         return None
 
-    def take(self, client: str, now_s: float) -> ClientExecutor | None:
-        """Give the spare executor to a client, if the device has room for one more."""
+    def take(self, request: RequestArrived, now_s: float) -> ClientExecutor | None:
+        """Give the spare executor to a request's client, if the device has room for one more."""
         spare = self.executor_of("")
         if spare is None or len(self.given()) >= self.most:
             return None
-        spare.client, spare.given_s, spare.unused_s = client, now_s, now_s
+        spare.client, spare.shared, spare.given_s, spare.unused_s = request.client, bool(request.share), now_s, now_s
         return spare
+
+    def without(self) -> list[RequestArrived]:
+        """Return the requests that wait here and whose clients have no executor."""
+        return [each for each in self.waiting.values() if self.executor_of(each.client) is None]
 
     def given(self) -> list[ClientExecutor]:
         """Return the executors that have clients, and memory."""
@@ -86,7 +92,7 @@ class DeviceExecutors:
 
     def idle(self) -> list[ClientExecutor]:
         """Return the executors that run nothing, and that no request has started."""
-        needed = set() if self.closing else set(self.waiting.values())
+        needed = set() if self.closing else {each.client for each in self.waiting.values()}
         unused = [each for each in self.executors.values() if not (each.running or each.stopping)]
         unused = [each for each in unused if self.closing or not each.awaited]
         return [each for each in unused if each.client not in needed]
@@ -102,7 +108,8 @@ class DeviceExecutors:
 
         One may end whose client has sent nothing for as long as a start takes. Of the others one may end in `TURN`
         starts, the one that was given to its client longest ago and at least as long ago, also if it has to finish
-        requests first: so no client keeps its place for ever, and starts take a quarter of a processor at most.
+        requests first: so no client keeps its place for ever, and starts take a quarter of a processor at most. Clients
+        with shares give nothing up for it, as long as others are there, which do so at once for a client with a share.
 
         Args:
             now_s: the time.
@@ -111,16 +118,22 @@ class DeviceExecutors:
         unused = [each for each in self.idle() if each.client and self._unused_until_s(each, busy) <= now_s]
         if unused:
             return min(unused, key=lambda each: each.unused_s)
-        had_turns = [each for each in self.given() if each.ready and self._turn_ends_s(each) <= now_s]
+        shared = any(each.share for each in self.without())
+        at_once = [each for each in self._turns() if shared and not each.shared]
+        had_turns = at_once or [each for each in self._turns() if self._turn_ends_s(each) <= now_s]
         if had_turns:
             self.turn_ends_s = now_s + TURN * self.start_s
         return min(had_turns, key=lambda each: each.given_s, default=None)
 
     def next_s(self, now_s: float, busy: Container[str]) -> float:
         """Return the first time after `now_s` at which `gives_way` may say otherwise without an event; 0 for none."""
-        given = self.given()
-        times = [self._unused_until_s(each, busy) for each in given] + [self._turn_ends_s(each) for each in given]
+        times = [self._unused_until_s(each, busy) for each in self.given()] + [*map(self._turn_ends_s, self._turns())]
         return min((time_s for time_s in times if now_s < time_s < math.inf), default=0.0)
+
+    def _turns(self) -> list[ClientExecutor]:
+        """Return the executors whose turns end: those without shares, or all if there are no others."""
+        ready = [each for each in self.given() if each.ready]
+        return [each for each in ready if not each.shared] or ready
 
     def _turn_ends_s(self, executor: ClientExecutor) -> float:
         return max(self.turn_ends_s, executor.given_s + TURN * self.start_s)

@@ -329,27 +329,27 @@ class ProcessIsolation:
     def _dispatch(self, dispatch: Dispatch, device: DeviceExecutors) -> None:
         """Send a request to its client's executor, or let it wait for one without its slot."""
         request = self._requests[dispatch.request]
-        executor = device.executor_of(request.client) or device.take(request.client, self._now_s)
+        executor = device.executor_of(request.client) or device.take(request, self._now_s)
         self._touched[device] = None
         self._served(dispatch.request)
         if executor is not None and executor.ready:
             for each in executor.awaited:
                 del self._awaited[each]
             executor.awaited.clear()
-            executor.running[dispatch.request] = dispatch.slot
+            executor.running[dispatch.request], executor.shared = dispatch.slot, bool(request.share)
             self._placed[dispatch.request] = device
             victims = executor.own(dispatch.victims) if dispatch.victims else ()
             self._decisions.append(structs.replace(dispatch, worker=executor.worker, victims=victims))
             return
-        device.waiting[dispatch.request] = request.client
+        device.waiting[dispatch.request] = request
         ended = (dispatch.request, dispatch.worker, dispatch.slot, Outcome.FAILED, 0.0)
         again = structs.replace(request, time_s=self._now_s, ready=False, attempt=request.attempt + 1)
         self._inside += events.RequestDone(self._now_s, *ended), again
 
     def _settle(self, device: DeviceExecutors) -> None:
         """Let requests go that wait for executors; start, give away and end executors as far as that needs it."""
-        for request, client in list(device.waiting.items()):
-            executor = device.executor_of(client) or device.take(client, self._now_s)
+        for request, arrived in list(device.waiting.items()):
+            executor = device.executor_of(arrived.client) or device.take(arrived, self._now_s)
             if executor is not None and executor.ready:
                 del device.waiting[request]
                 executor.awaited.add(request)
@@ -357,7 +357,7 @@ class ProcessIsolation:
                 self._inside.append(events.InputsReady(self._now_s, request))
         if device.shared is None:
             return
-        without = any(device.executor_of(client) is None for client in device.waiting.values())
+        without = bool(device.without())
         if without and device.awaits_end():
             self._make_room(device)
         if device.executor_of("") is None and not device.closing and (without or not device.failed):

@@ -37,6 +37,7 @@ from kaas.scheduling.events import (
     RequestArrived,
     RequestDone,
     Residency,
+    ShareKnown,
     Tick,
     WorkerAdopted,
     WorkerGone,
@@ -151,16 +152,20 @@ def calls(
     deep: int = 1,
     slots: int = 1,
     max_running: int | None = None,
+    leasts: Sequence[float] = (),
 ) -> tuple[Counter[str], int]:
     """Let clients send requests, each some time after an answer; return the answers, and how many workers began.
 
-    deep: how many requests each client has at a time, where it does not think.
+    deep: how many requests each client has at a time, where it does not think. leasts: of the time, for the first ones.
     """
     world = World(isolated(factory(policy)), 1, slots, client_executors=executors)
     world.tick()
     if max_running is not None:
         for number in range(clients):
             world.known(f"client {number}", max_running=max_running)
+    shares = {f"client {number}": f"share {number}" for number in range(len(leasts))}
+    for share, least in zip(shares.values(), leasts, strict=True):
+        world.feed(ShareKnown(world.time_s, share, sms=1.0, least=least, most=1.0))
     answers: Counter[str] = Counter()
     due: list[tuple[float, int, Callable[[], object]]] = []
     numbers = count()
@@ -179,14 +184,15 @@ def calls(
         client = world.arrivals[request].client
         answers[client] += 1
         world.finish(request, RUN_S)
+        arrive = partial(world.arrive, client, share=shares.get(client, ""))
         if think_s:
-            after(think_s, "think", request, partial(world.arrive, client))
+            after(think_s, "think", request, arrive)
         else:
-            world.arrive(client)
+            arrive()
 
-    for number in range(clients):
+    for client in [f"client {number}" for number in range(clients)]:
         for _ in range(deep):
-            world.arrive(f"client {number}")
+            world.arrive(client, share=shares.get(client, ""))
     while world.time_s < until_s:
         for request in world.running:
             after(RUN_S, "run", request, partial(answered, request))
@@ -223,6 +229,25 @@ def test_clients_that_always_have_requests_waiting_keep_no_other_one_from_the_de
     answers, _ = calls(clients, executors, policy, until_s, deep=3, slots=slots, max_running=1)
     assert len(answers) == clients
     assert min(answers.values()) > answers.total() / clients / 2
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "adaptive", "mqfq_sticky"])
+@pytest.mark.parametrize(("clients", "executors"), [(6, 3), (12, 4), (3, 2)])
+def test_a_client_that_was_promised_half_of_the_time_has_it_among_more_clients_than_executors(
+    policy: str, clients: int, executors: int
+) -> None:
+    until_s = 200.0
+    answers, started = calls(clients, executors, policy, until_s, deep=2, leasts=(0.5,))
+    assert answers["client 0"] > 0.48 * until_s / RUN_S
+    assert answers.total() > 0.9 * until_s / RUN_S
+    others = [answers[f"client {number}"] for number in range(1, clients)]
+    assert min(others) > sum(others) / len(others) / 3
+    assert started <= until_s / (TURN * START_S) + executors + 2
+
+
+def test_no_client_keeps_its_place_for_ever_where_all_were_promised_a_part() -> None:
+    answers, _ = calls(3, 2, "fcfs", 200.0, deep=2, leasts=(0.3, 0.3, 0.3))
+    assert min(answers.values()) > answers.total() / 3 / 2
 
 
 def go_on(world: World, honest: dict[str, int], drawn: random.Random | None) -> None:

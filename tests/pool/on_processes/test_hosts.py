@@ -6,7 +6,6 @@ import asyncio
 import errno
 import os
 import signal
-import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -105,7 +104,7 @@ def test_an_executor_with_more_threads_than_it_needs_is_ended(monkeypatch: pytes
         await machine.start(START, ADDRESS)
         await looked()
         before = ManyThreads.killed
-        monkeypatch.setattr(hosts, "THREADS_AT_MOST", threading.active_count() - 1)
+        threads[0] = 1025
         await looked()
         assert (before, ManyThreads.killed > 0) == (0, True)
         machine._children.clear()
@@ -114,7 +113,9 @@ def test_an_executor_with_more_threads_than_it_needs_is_ended(monkeypatch: pytes
         for _ in range(10):
             await asyncio.sleep(0)
 
+    threads = [1024]
     FakeChild.errors, FakeChild.tried = [], 0
+    monkeypatch.setattr(hosts, "threads_of", lambda _: threads[0])
     monkeypatch.setattr(hosts, "Child", ManyThreads)
     monkeypatch.setattr(hosts, "COUNTED_EVERY_S", 0)
     run(scenario())
@@ -128,7 +129,9 @@ def test_what_an_executor_in_a_sandbox_says_is_bounded(
         await machine.start(START, ADDRESS)
         machine._children.clear()
 
+    threads = [1024]
     FakeChild.errors, FakeChild.tried = [], 0
+    monkeypatch.setattr(hosts, "threads_of", lambda _: threads[0])
     monkeypatch.setattr(hosts, "Child", ManyThreads)
     run(scenario())
     for said in capsys.readouterr():

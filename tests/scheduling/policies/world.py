@@ -116,11 +116,12 @@ class World:
         alone: bool = False,
         inputs: tuple[ObjectUse, ...] = (),
         deadline_s: float | None = None,
+        share: str = "",
     ) -> int:
         request = self.next_request
         self.next_request += 1
         event = RequestArrived(
-            self.time_s, request, client, function, inputs, ready, deadline_s, kind=kind, alone=alone
+            self.time_s, request, client, function, inputs, ready, deadline_s, kind=kind, alone=alone, share=share
         )
         self.arrivals[request] = event
         (self.queued if ready else self.waiting).add(request)
