@@ -46,7 +46,8 @@ class SimulatedRequest(msgspec.Struct, eq=False):
 
     Fields:
         index: its place in the scenario. arrival: the event for the policy; its id is its place by arrival. run_ps: its
-            run by kind of device, at speed 1. worker, slot, victims, promised, sms: the policy's decision, once made.
+            run by kind of device, at speed 1. worker, slot, victims, promised, share, sms: the policy's decision, once
+            made.
             place: its function's memory, once it began. began_ps: the time at which it began. started_ps: the start of
             its worker, if that was for the request. loaded_ps: its load, if it began with one and the load has ended.
             ready_ps: the time at which its run begins, once that is known. ran_ps: its run on its device, once it
@@ -63,6 +64,7 @@ class SimulatedRequest(msgspec.Struct, eq=False):
     slot: int = 0
     victims: tuple[bytes, ...] = ()
     promised: bool = False
+    share: str = ""
     sms: int = 0
     place: FunctionPlace | None = None
     began_ps: int = 0
@@ -162,11 +164,16 @@ class SimulatedDevice:
         return busy_ps / (until_ps - since_ps)
 
     def run_ps(self, request: SimulatedRequest) -> int:
-        """Return the picoseconds that a request takes here that begins beside those that run."""
+        """Return the picoseconds that a request takes here that begins beside those that run.
+
+        Requests without a share run on the same SMs: one that begins gets its part of them, if they want more than all.
+        """
         alone_ps = request.run_ps[self.kind]
         factor = (1.0 + self.interference * len(self.running)) / self.speed
-        if request.sms:
-            factor *= max(1.0, request.function.fills * self.sms / request.sms)
+        if self.sms > 1:
+            beside = () if request.share else [each for each in self.running.values() if not each.share]
+            wanted = sum(each.function.fills for each in (request, *beside)) * self.sms
+            factor *= max(1.0, wanted / (request.sms or self.sms))
         return alone_ps if factor == 1.0 else round(alone_ps * factor)
 
     def emptied(self, now_ps: int) -> None:

@@ -277,7 +277,8 @@ class _Simulation:
     def _dispatch(self, decision: Dispatch, following: list[Event]) -> None:
         request, worker = self._open[decision.request], self._workers[decision.worker]
         request.worker, request.slot = worker, decision.slot
-        request.victims, request.promised, request.sms = decision.victims, decision.promised, decision.sms
+        request.victims, request.promised = decision.victims, decision.promised
+        request.share, request.sms = decision.share, decision.sms
         worker.running += 1
         device = worker.device
         if request.function.nbytes > device.memory.size_bytes:

@@ -112,3 +112,16 @@ def test_wrong_shares_are_named(wrong: dict[str, Any], path: str) -> None:
     with pytest.raises(InvalidScenario) as refused:
         read(wrong)
     assert refused.value.path == path
+
+
+@pytest.mark.parametrize(("fills", "expected"), [(1.0, 100), (0.5, 200), (0.25, 400), (0.125, 800), (0.05, 800)])
+def test_requests_without_a_share_run_at_a_time_only_as_far_as_there_are_sms(fills: float, expected: float) -> None:
+    done = simulate(scenario({name: {"fills": fills} for name in "fghi"})).summary
+    assert (8000 - done.rejected) / UNTIL_S == pytest.approx(expected, rel=0.03)
+
+
+def test_requests_without_a_share_have_the_sms_that_a_share_leaves() -> None:
+    done = simulate(
+        scenario({"f": {"fills": 0.75, "share": {"sms": 0.75, "quota": [1, 1]}}, "g": {"fills": 0.25}})
+    ).summary
+    assert (4000 - done.rejected) / UNTIL_S == pytest.approx(200, rel=0.03)
