@@ -21,9 +21,6 @@ from kaas.share import LEAST_SLO_S, ProfilePoint, Share
 from kaas.wire.specs import ShareSpec
 from kaas.wire.status.status import DeviceStatus, PromiseStatus, ShareStatus
 
-SPACE = DeviceExtent(1000, 1)
-"""A device as promises are checked: in thousandths of its SMs and of its time."""
-
 
 @dataclass(slots=True, eq=False)
 class _Promise:
@@ -72,6 +69,7 @@ class PoolShares:
     Args:
         tell: gives an event to the policy.
         queued: returns the requests that no worker runs.
+        slots: requests that a device runs at a time.
         profile: returns what is measured of a function with a share, by the keys of its kTasks and its label.
         keep: takes what a program has measured of it, after these keys.
         missed: returns how many windows each share has missed, by the policy's count.
@@ -84,11 +82,12 @@ class PoolShares:
         self,
         tell: Callable[[Event], None],
         queued: Callable[[], list[Request]],
+        slots: int,
         profile: Callable[[Sequence[str], str], tuple[Configuration, ...]],
         keep: Callable[[Sequence[str], tuple[ProfilePoint, ...]], None],
         missed: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        self._tell, self._queued = tell, queued
+        self._tell, self._queued, self._slots = tell, queued, slots
         self._profile, self._keep, self._missed = profile, keep, missed
         self._loop = asyncio.get_running_loop()
         self.given: dict[str, _GivenShare] = {}
@@ -132,7 +131,7 @@ class PoolShares:
             sms, least, most, memory_bytes = spec.share
             share = Share(sms, (least, most), memory_bytes)
         given = _GivenShare(share, label, spec.functions, sessions)
-        _check({**self.given, name: given}, [name])
+        _check({**self.given, name: given}, [name], self._slots)
         self._give(name, given)
         self._reach()
 
@@ -164,7 +163,7 @@ class PoolShares:
         """
         wanted = _of_settings(clients)
         by_programs = {name: given for name, given in self.given.items() if given.sessions and name not in wanted}
-        _check({**by_programs, **wanted}, list(wanted))
+        _check({**by_programs, **wanted}, list(wanted), self._slots)
         for name in [name for name, given in self.given.items() if not given.sessions and name not in wanted]:
             self._remove(name)
         for name, given in wanted.items():
@@ -266,14 +265,14 @@ class PoolShares:
         self._tell(ShareGone(self._loop.time(), name))
 
 
-def check_clients(clients: Mapping[str, ClientSettings]) -> None:
-    """Check that the shares of clients fit a device together.
+def check_clients(clients: Mapping[str, ClientSettings], slots: int) -> None:
+    """Check that the shares of clients fit a device together, which runs so many requests at a time.
 
     Raises:
         InvalidShare: they do not.
     """
     wanted = _of_settings(clients)
-    _check(wanted, list(wanted))
+    _check(wanted, list(wanted), slots)
 
 
 def _of_settings(clients: Mapping[str, ClientSettings]) -> dict[str, _GivenShare]:
@@ -284,35 +283,39 @@ def _of_settings(clients: Mapping[str, ClientSettings]) -> dict[str, _GivenShare
     }
 
 
-def _check(shares: Mapping[str, _GivenShare], newest: Sequence[str]) -> None:
+def _check(shares: Mapping[str, _GivenShare], newest: Sequence[str], slots: int) -> None:
     """Check that the leasts of all shares fit a device together: as rectangles of SMs and time.
 
     Args:
         shares: by their names.
         newest: names of new ones. The error is about the first of them that does not fit with those before it.
+        slots: requests that a device runs at a time.
 
     Raises:
         InvalidShare: they do not.
     """
-    if not newest or _fit(shares):
+    if not newest or _fit(shares, slots):
         return
     kept = {name: given for name, given in shares.items() if name not in newest}
     for name in newest:
         kept[name] = shares[name]
-        if not _fit(kept):
+        if not _fit(kept, slots):
             break
     label, promised = shares[name].label, [(each, given) for each, given in kept.items() if given.least]
     others = tuple(given.label for each, given in promised if each != name)
     listed = "; ".join(f"{given.label} has {given.share}" for _, given in promised)
-    message = f"the leasts of all shares do not fit a device together with {label}: {listed}"
+    fits = f"the leasts of all shares do not fit a device together with {label}"
+    few = f", which runs {slots} at a time (Config.slots)" if _fit(kept, slots=len(kept)) else ""
+    message = f"{fits}{few}: {listed}"
     raise InvalidShare(message, of=label, others=others)
 
 
-def _fit(shares: Mapping[str, _GivenShare]) -> bool:
+def _fit(shares: Mapping[str, _GivenShare], slots: int) -> bool:
+    """Return True if the leasts fit a device together, in thousandths of its SMs and of its time."""
     promised: dict[Hashable, tuple[float, float]] = {
         name: given.least for name, given in shares.items() if given.least is not None
     }
-    return None not in DevicePacking({0: SPACE}).place_all(promised).values()
+    return None not in DevicePacking({0: DeviceExtent(1000, 1, slots)}).place_all(promised).values()
 
 
 def _status(

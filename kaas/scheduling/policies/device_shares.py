@@ -168,7 +168,7 @@ class DeviceShares:
         """Take in the SMs of a device whose executor can run requests."""
         if event.kind is not WorkerKind.EXECUTOR:
             return
-        extent = DeviceExtent(event.sms, event.sm_step)
+        extent = DeviceExtent(event.sms, event.sm_step, event.slots)
         if self._extents.get(event.device) != extent:
             self._extents[event.device] = extent
             if self.active:

@@ -68,12 +68,12 @@ class DevicePacking:
         """Add an empty device, by an index that no device here has."""
         assert device not in self._extents, device
         self._extents[device] = extent
-        self._surfaces[device] = Surface(TIME_UNITS, extent.sms)
-        self._sizes.setdefault(extent, FreeSizes()).change(device, (), self._surfaces[device].free)
+        self._surfaces[device] = surface = Surface(TIME_UNITS, extent.sms, extent.slots)
+        self._sizes.setdefault(extent, FreeSizes()).change(device, (), surface.open)
 
     def remove_device(self, device: int) -> list[Hashable]:
         """Forget a device, and return the keys of the instances that are lost with it."""
-        self._sizes[self._extents.pop(device)].change(device, self._surfaces.pop(device).free, ())
+        self._sizes[self._extents.pop(device)].change(device, self._surfaces.pop(device).open, ())
         self._stale.pop(device, None)
         lost = [key for key, spot in self.spots.items() if spot.device == device]
         for key in lost:
@@ -120,7 +120,7 @@ class DevicePacking:
         """Free an instance's place."""
         spot = self.spots.pop(key)
         surface = self._surfaces[spot.device]
-        before = surface.free
+        before = surface.open
         surface.release(spot.rectangle)
         self._changed(spot.device, before)
 
@@ -138,7 +138,7 @@ class DevicePacking:
         width, height = spot.extent.size(sms, quota)
         if width * height > surface.free_area + old.area:
             return None
-        before = surface.free
+        before = surface.open
         surface.release(old)
         room: Rectangle | None = old
         if width > old.width or height > old.height:
@@ -155,7 +155,7 @@ class DevicePacking:
     # --- inside
 
     def _place_on(self, device: int, key: Hashable, sms: float, quota: float) -> Spot | None:
-        surface, before = self._surfaces[device], self._surfaces[device].free
+        surface, before = self._surfaces[device], self._surfaces[device].open
         surface.rebuild()
         self._changed(device, before)
         room = surface.best_fit(*self._extents[device].size(sms, quota))
@@ -164,7 +164,7 @@ class DevicePacking:
     def _take(self, device: int, room: Rectangle, key: Hashable, sms: float, quota: float) -> Spot:
         """Take a free rectangle's bottom left for an instance."""
         surface, extent = self._surfaces[device], self._extents[device]
-        before = surface.free
+        before = surface.open
         taken = _bottom_left(room, *extent.size(sms, quota))
         surface.take(taken)
         self._changed(device, before)
@@ -184,7 +184,7 @@ class DevicePacking:
     def _changed(self, device: int, before: list[Rectangle]) -> None:
         """Take in that the free rectangles of a device have changed."""
         surface = self._surfaces[device]
-        self._sizes[self._extents[device]].change(device, before, surface.free)
+        self._sizes[self._extents[device]].change(device, before, surface.open)
         if surface.stale:
             self._stale[device] = None
         else:
@@ -196,7 +196,7 @@ class DevicePacking:
             surface = self._surfaces[device]
             width, height = self._extents[device].size(sms, quota)
             if surface.free_area >= width * height:
-                before = surface.free
+                before = surface.open
                 surface.rebuild()
                 self._changed(device, before)
 

@@ -56,6 +56,7 @@ class DeviceExtent:
         sms: its SMs, or any other number of units that all of them stand for.
         step: the least partition, of which all others but the whole device are multiples: 8 SMs on compute capability
             9.0.
+        slots: requests that run at a time, which the times of all shares together do not exceed; None: as many as fit.
 
     Raises:
         InvalidConfig: fewer than one SM, or a step that is not from 1 to `sms`.
@@ -63,6 +64,7 @@ class DeviceExtent:
 
     sms: int = 1000
     step: int = 1
+    slots: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.step <= self.sms:
@@ -94,26 +96,37 @@ class Surface:
     Fields:
         whole: the device. free: rectangles whose union is exactly what is free, none inside another; they overlap.
         taken: the rectangles of instances, which never overlap. free_area: the area that they leave.
+        time_left: units of time that its slots have beside them.
         stale: whether a release has come since the list was made anew: then `free` may lack a maximal rectangle.
     """
 
-    def __init__(self, width: int, height: int) -> None:
+    def __init__(self, width: int, height: int, slots: int | None = None) -> None:
         self.whole = Rectangle(0, 0, width, height)
+        self.time_left = width * (height if slots is None else slots)
         self.free: list[Rectangle] = [self.whole]
         self.taken: dict[Rectangle, None] = {}
         self.free_area = self.whole.area
         self.stale = False
         self._rebuild_above = REBUILD_ABOVE
 
+    @property
+    def open(self) -> list[Rectangle]:
+        """The free rectangles as far as slots have time for them."""
+        if self.time_left >= self.whole.width:
+            return self.free
+        cut_off = [each._replace(right=min(each.right, each.left + self.time_left)) for each in self.free]
+        return [*dict.fromkeys(cut_off)] if self.time_left else []
+
     def best_fit(self, width: int, height: int) -> Rectangle | None:
         """Return the free rectangle of least area that holds this size; None if there is none."""
-        fitting = [each for each in self.free if each.width >= width and each.height >= height]
+        fitting = [each for each in self.open if each.width >= width and each.height >= height]
         return min(fitting, key=lambda each: (each.area, each.width, each), default=None)
 
     def take(self, rectangle: Rectangle) -> None:
         """Take a rectangle, which lies within a free one."""
         self.taken[rectangle] = None
         self.free_area -= rectangle.area
+        self.time_left -= rectangle.width
         self.free = cut(self.free, rectangle)
 
     def release(self, rectangle: Rectangle) -> None:
@@ -123,6 +136,7 @@ class Surface:
         """
         del self.taken[rectangle]
         self.free_area += rectangle.area
+        self.time_left += rectangle.width
         self.free = [*self.free, rectangle]
         self.stale = True
         if len(self.free) > self._rebuild_above:

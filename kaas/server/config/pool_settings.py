@@ -134,7 +134,7 @@ class PoolSettings(StrictSettings, frozen=True):
         """
         clients = {name: each.granted(f"pool.clients.{name}") for name, each in self.clients.items()}
         try:
-            check_clients(clients)
+            check_clients(clients, self.slots)
         except InvalidShare as error:
             beyond = next(name for name in clients if f"client {name!r}" == error.of)
             field = f"pool.clients.{beyond}.share"

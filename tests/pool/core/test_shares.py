@@ -19,12 +19,12 @@ from tests.pool.fake_workers import FakeWorkers, begin, play, settle
 from tests.pool.fake_workers import call as request
 
 
-def played(scenario: Callable[[PoolShares, list[Event]], None]) -> None:
+def played(scenario: Callable[[PoolShares, list[Event]], None], slots: int = 8) -> None:
     """Let a scenario use the shares of a pool, and see what the policy is told."""
 
     async def main() -> None:
         told: list[Event] = []
-        scenario(PoolShares(told.append, list, lambda *_: (), lambda *_: None), told)
+        scenario(PoolShares(told.append, list, slots, lambda *_: (), lambda *_: None), told)
 
     asyncio.run(main())
 
@@ -110,6 +110,16 @@ def test_what_does_not_fit_changes_nothing() -> None:
         assert (shares.status(()), len(told)) == (before, count)
 
     played(scenario)
+
+
+def test_shares_that_need_more_slots_than_a_device_has_are_told_so() -> None:
+    def scenario(shares: PoolShares, _: list[Event]) -> None:
+        shares.set(spec("f", 0.5, 0.6), "program")
+        with pytest.raises(InvalidShare, match=r"function 'g', which runs 1 at a time \(Config.slots\)"):
+            shares.set(spec("g", 0.5, 0.5), "program")
+        shares.set(spec("g", 0.5, 0.4), "program")
+
+    played(scenario, slots=1)
 
 
 def test_a_changed_configuration_changes_its_shares() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable
 from itertools import combinations, permutations
 
 import pytest
@@ -179,7 +179,7 @@ def check(packing: DevicePacking) -> None:
                 assert packing._extents[device] == extent
                 listed.add((device, rectangle))
     assert listed == {
-        (device, rectangle) for device, surface in packing._surfaces.items() for rectangle in surface.free
+        (device, rectangle) for device, surface in packing._surfaces.items() for rectangle in surface.open
     }
     for device, surface in packing._surfaces.items():
         here = [spot.rectangle for spot in packing.spots.values() if spot.device == device]
@@ -196,10 +196,13 @@ def cells(rectangle: tuple[int, int, int, int], columns: int) -> set[tuple[int, 
     return {(x, y) for x in range(left // columns, right // columns) for y in range(bottom, top)}
 
 
-def fits(spots: Iterable[Spot], device: int, extent: DeviceExtent, share: tuple[float, float]) -> bool:
-    """Return whether the bitmap of a device has room for a share."""
+def fits(spots: Collection[Spot], device: int, extent: DeviceExtent, share: tuple[float, float]) -> bool:
+    """Return whether the bitmap of a device has room for a share, and its slots time."""
     columns = TIME_UNITS // 5
     width, height = extent.size(*share)
+    here = [spot.rectangle.width for spot in spots if spot.device == device]
+    if extent.slots is not None and sum(here) + width > extent.slots * TIME_UNITS:
+        return False
     taken = {cell for spot in spots if spot.device == device for cell in cells(spot.rectangle, columns)}
     wanted = [(x, y) for x in range(width // columns) for y in range(height)]
     corners = [(x, y) for x in range(5 - width // columns + 1) for y in range(extent.sms - height + 1)]
@@ -210,7 +213,7 @@ def fits(spots: Iterable[Spot], device: int, extent: DeviceExtent, share: tuple[
 def test_places_never_overlap_and_room_is_found_where_there_is_some(
     steps: list[tuple[str, int, tuple[float, float]]],
 ) -> None:
-    packing = DevicePacking({0: SMALL, 1: SMALL, 2: DeviceExtent(4, 2)})
+    packing = DevicePacking({0: SMALL, 1: DeviceExtent(10, slots=2), 2: DeviceExtent(4, 2)})
     placed: dict[int, Spot] = {}
     for number, (step, chosen, share) in enumerate(steps):
         key = [*placed][chosen % len(placed)] if placed else None

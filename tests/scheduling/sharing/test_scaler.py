@@ -56,6 +56,16 @@ def test_a_profile_of_tiny_parts_brings_no_more_instances_than_a_pool_can_look_t
     assert done.missing_per_s > 0
 
 
+@pytest.mark.parametrize(("slots", "instances"), [(1, 1), (2, 2), (3, 3), (None, 4)])
+def test_a_device_has_no_more_instances_than_run_at_a_time(slots: int | None, instances: int) -> None:
+    made = Scaler({0: DeviceExtent(slots=slots)}, headroom=0.0)
+    choices = choices_of([Configuration(0.24, 1.0, 100.0, 0.012)], 0.069)
+    assert isinstance(choices, Choices)
+    made.add_function("f", choices)
+    assert len(made.decide("f", 400.0, 0.0).added) == instances
+    assert made.missing_of("f") == pytest.approx(400.0 - 100.0 * instances)
+
+
 def test_the_same_load_changes_nothing() -> None:
     made = scaler(2)
     made.decide("f", 230, 0.0)
