@@ -2,7 +2,9 @@
 
 A share has a part of the SMs, and a least and a most part of the time of each window. To run a request, a share takes
 tokens for its SMs, and gives them back when the request ends. Shares that have had their most wait for the next window.
-Of the others, the share goes first that misses most of its least. Tokens are handed out while SMs are left.
+Of the others, the share goes first that misses most of its least: as a part of it, where the paper compares seconds.
+Beside runs as long as three windows, a share with a tenth of the time would lose a quarter of it to one with the rest,
+which lacks more seconds at once. Tokens are handed out while SMs are left.
 
 All requests without a share stand for one more, `OTHERS`: no time is promised to them, and they may have all that is
 left over. Several of them may run at a time, on the same SMs.
@@ -162,7 +164,7 @@ class TokenScheduler:
                 account.wants_s = now_s
             account.idle_s = None
         able = [(name, account) for name in waiting if self._may_run(name, account := self._accounts[name])]
-        able.sort(key=lambda each: self._missing_s(each[1]), reverse=True)
+        able.sort(key=lambda each: self._late_s(each[1]), reverse=True)
         free, first = self._sms - self.held_sms, None
         for name, account in able:
             sms = self._for_others(free, first) if name == OTHERS else account.sms
@@ -204,6 +206,11 @@ class TokenScheduler:
     def _missing_s(self, account: _TokenAccount) -> float:
         """Return the paper's Q_miss: seconds of this window that the share lacks of its least; negative beyond it."""
         return account.least * self._window_s - account.used_s
+
+    def _late_s(self, account: _TokenAccount) -> float:
+        """Return the seconds in which a share should have had what it lacks of its least; what it had beyond if not."""
+        missing_s = self._missing_s(account)
+        return missing_s / account.least if missing_s > 0.0 else missing_s
 
     def _spent_up(self, account: _TokenAccount) -> bool:
         """Return True if the paper's Q_remain is 0 or less: the share has had its most of this window."""

@@ -18,14 +18,18 @@ LEVELS = (0.06, 0.12, 0.24, 0.5, 0.6, 0.8, 1.0)
 """FaST-GShare's points of a profile (Figure 8)."""
 
 
-def scenario(functions: dict[str, dict[str, Any]], policy: str = "fcfs", **device: Any) -> Scenario:
-    """Return a scenario in which each function has more requests than a device runs in ten seconds."""
+def scenario(
+    functions: dict[str, dict[str, Any]], policy: str = "fcfs", seconds: float = UNTIL_S, **device: Any
+) -> Scenario:
+    """Return a scenario in which each function has more requests than a device runs in so many seconds."""
     return read(
         {
             "policy": {"name": policy},
             "devices": [{"sms": 80, "sm_step": 2, "slots": 8, **device}],
             "functions": {name: {"run_s": RUN_S, "client": name, **each} for name, each in functions.items()},
-            "requests": [{"function": name, "deadline_s": UNTIL_S} for _ in range(2000) for name in functions],
+            "requests": [
+                {"function": name, "deadline_s": seconds} for _ in range(round(200 * seconds)) for name in functions
+            ],
         }
     )
 
@@ -46,6 +50,16 @@ def test_two_functions_divide_the_time_as_promised(policy: str) -> None:
     functions = {"f": {"share": {"quota": [0.1, 1]}}, "g": {"share": {"quota": [0.9, 1]}}}
     done = rates(simulate(scenario(functions, policy)))
     assert (done["f"], done["g"]) == pytest.approx((10, 90), rel=0.05)
+
+
+@pytest.mark.parametrize(("short_s", "long_s"), [(0.003, 0.3), (0.01, 0.25), (0.3, 0.005), (0.003, 1.0)])
+def test_runs_of_other_lengths_take_no_share_its_part_of_the_time(short_s: float, long_s: float) -> None:
+    functions = {
+        "f": {"run_s": short_s, "share": {"quota": [0.1, 1]}},
+        "g": {"run_s": long_s, "share": {"quota": [0.9, 1]}},
+    }
+    done = simulate(scenario(functions, seconds=60.0)).summary.per_share
+    assert [each.device_s / 60.0 for each in done.values()] == pytest.approx([0.1, 0.9], rel=0.03)
 
 
 @pytest.mark.parametrize("policy", [{"name": "mqfq_sticky", "D": 1}, {"name": "adaptive"}])
