@@ -102,7 +102,8 @@ def peak_kb(count: int) -> int:
 def main() -> None:
     """Measure, and report."""
     options = parser((__doc__ or "").partition("\n")[0])
-    options.add_argument("--policy", choices=SHARING, help="only this one and fcfs")
+    others = [name for name in SHARING if name != "fcfs"]
+    options.add_argument("--policy", choices=others, help="only this one and fcfs")
     options.add_argument("--requests", type=positive, default=REQUESTS)
     options.add_argument("--peak-of", type=positive, help="simulate so many requests, and print the peak memory in KB")
     chosen = options.parse_args()
