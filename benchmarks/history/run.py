@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import os
 import secrets
 import shutil
 import subprocess
@@ -55,10 +56,15 @@ SHOWN = 20
 
 
 class Auditor:
-    """Reads the usage of all clients again and again, as the administrator does."""
+    """Reads the usage of all clients again and again, as the administrator does.
+
+    Fields:
+        answered_s: when it had its last answer.
+    """
 
     def __init__(self, client: kaas.Client, history: Recorder) -> None:
         self._client, self._history = client, history
+        self.answered_s = now_s()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._audit, daemon=True)
 
@@ -81,7 +87,7 @@ class Auditor:
             flows = self._client.usage()["flows"]
         except kaas.KaasError:
             return  # the next look has an answer
-        at_s = now_s()
+        self.answered_s = at_s = now_s()
         for client in CLIENTS:
             requests = {flow["function"]: flow["requests"] for flow in flows if flow["client"] == client}
             self._history.add(Charged(at_s=at_s, client=client, asked_s=asked_s, requests=requests))
@@ -96,11 +102,19 @@ class Harm:
     """Does what the nemesis has planned, and undoes it."""
 
     def __init__(
-        self, servers: Servers, programs: Sequence[Programs], network: Network, state: Path, clock: Path, file: Recorder
+        self,
+        servers: Servers,
+        programs: Sequence[Programs],
+        network: Network,
+        state: Path,
+        clock: Path,
+        auditor: Auditor,
+        file: Recorder,
     ) -> None:
         self._servers, self._programs, self._network = servers, programs, network
-        self._state, self._clock, self._history = state, clock, file
+        self._state, self._clock, self._auditor, self._history = state, clock, auditor, file
         self._cut: set[str] = set()
+        self._rests_s = 0.0
 
     def wreak(self, seconds: float, seed: int) -> None:
         """Do all of a plan."""
@@ -114,7 +128,7 @@ class Harm:
             plan(fault.at_s, partial(self._do, fault), fault.for_s)
         for at_s in nemesis.rests(seconds):
             plan(at_s, self._rest)
-            plan(at_s + REST_S, self._servers.look_for_strays)
+            plan(at_s + REST_S, self._look)
         began_s = monotonic()
         while acts:
             at_s, _, act, for_s = heapq.heappop(acts)
@@ -128,7 +142,14 @@ class Harm:
                 plan(at_s + for_s, undo)
 
     def _rest(self) -> None:
-        self._history.add(Rest(at_s=now_s(), until_s=now_s() + REST_S))
+        self._rests_s = now_s()
+        self._history.add(Rest(at_s=self._rests_s, until_s=self._rests_s + REST_S))
+
+    def _look(self) -> None:
+        """Look at the server at the end of a rest."""
+        self._servers.look_for_strays()
+        if self._auditor.answered_s < self._rests_s:
+            self._servers.abort()
 
     def _do(self, fault: PlannedFault) -> Undo | None:
         """Do a fault, if it finds its victim. Return a function that undoes it."""
@@ -203,6 +224,7 @@ def history_of(folder: Path, seed: int, seconds: float, isolation: str) -> list[
     shutil.copy(CLOCK, clock)
     (clock / "ahead").write_bytes(bytes(8))
     network = Network(CLIENTS)
+    os.environ["PYTHONFAULTHANDLER"] = "1"  # for `Servers.abort`
     server = Server(
         folder,
         CLIENTS,
@@ -227,7 +249,7 @@ def history_of(folder: Path, seed: int, seconds: float, isolation: str) -> list[
     await_answers(files)
     administrator = kaas.Client(server.address, keys=server.keys(ADMINISTRATOR))
     with administrator, Auditor(administrator, recorder) as auditor:
-        Harm(servers, programs, network, state, clock / "ahead", recorder).wreak(seconds, seed)
+        Harm(servers, programs, network, state, clock / "ahead", auditor, recorder).wreak(seconds, seed)
         for program in programs:
             program.end()
         for program in programs:

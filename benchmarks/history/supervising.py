@@ -129,6 +129,11 @@ class Servers:
             if strays:
                 self._note("left processes", f"{module}: {strays}")
 
+    def abort(self) -> None:
+        """End a server that answers nobody. Its log then has the stacks of its threads."""
+        self._note("answers nobody")
+        os.kill(self.server.pid, signal.SIGABRT)
+
     def end(self) -> None:
         """End the server, as a service manager does."""
         self._ending = True
