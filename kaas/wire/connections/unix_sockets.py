@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from struct import Struct
 from typing import Any, ClassVar
 
 from kaas.wire import messages
 from kaas.wire.connections.adaptive_poll import AdaptivePoll
 from kaas.wire.connections.connection import CLOSED, ENDED, INTERRUPTED, Connection, ConnectionLost, Frames, T
+from kaas.wire.connections.peer import peer_of
 from kaas.wire.connections.shared_memory import Inbox
 from kaas.wire.connections.stream import CHUNK_BYTES, Malformed, MessageStream, TakeFile, close_all
 from kaas.wire.messages import FromPeer, PeerHello, ToPeer
@@ -34,8 +34,6 @@ FULL_S = 0.2
 """No peer is let in for so long after this process had no descriptor left for one."""
 RETRY_S = 0.01
 """A peer tries again to connect so long after too many others waited to be let in: a system call has no time limit."""
-_CREDENTIALS = Struct("3i")
-"""The pid, user and group of a connection's other end (ucred), in this process's namespaces."""
 
 
 class UnixConnection(Connection):
@@ -316,9 +314,7 @@ class UnixChannel:
     ) -> None:
         self._loop, self._take, self._gone = loop, take, gone
         self._stream = MessageStream(connected)
-        self.pid, _, _ = _CREDENTIALS.unpack(
-            connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        )
+        self.pid, _ = peer_of(connected)
         self._fd = connected.fileno()
         self._over = self._flushes = self._goes_on = False
         self._arrived: Iterator[Frames] = iter(())

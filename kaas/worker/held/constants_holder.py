@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,9 +19,9 @@ from kaas.executor.cache.tiers import granules
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.device_memory import sealed_file
 from kaas.ktask.request import RawBytes
+from kaas.wire.connections.peer import peer_of
 from kaas.worker.held.terms import LEASE_BYTES, HeldEntry, HeldTuple, address_of
 
-_CREDENTIALS = struct.Struct("3i")
 """Of the process at the other end: its number, its user and its group."""
 WAITING = 1024
 """Connections that this process has not looked at yet."""
@@ -178,9 +177,8 @@ class ConstantsHolder:
 
 def _of_this_user(connection: socket.socket) -> bool:
     """Return True if the other end is of the same user: the names of these sockets are open to all users."""
-    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, user, _ = _CREDENTIALS.unpack(peer)
-    return bool(user == os.getuid())
+    _, user = peer_of(connection)
+    return user == os.getuid()
 
 
 def _closed(connection: socket.socket) -> bool:
