@@ -16,7 +16,7 @@ class ClientExecutor:
 
     Fields:
         client: "" of a spare one. began_s: when its start began. given_s: when it was given to its client. unused_s:
-            when its last request ended. shared: its client's last request had a share of the device.
+            when its last request ended. has_share: its client's last request had a share of the device.
         running: its requests, with their slots. keys: the objects that it has on the device. parts: the numbers of the
             orders that it has not answered. awaited: the requests that it has started for, until one of them runs on it
             or all have gone elsewhere.
@@ -31,7 +31,7 @@ class ClientExecutor:
     unused_s: float = 0.0
     running: dict[int, int] = field(default_factory=dict)
     keys: set[bytes] = field(default_factory=set)
-    shared: bool = False
+    has_share: bool = False
     parts: set[int] = field(default_factory=set)
     awaited: set[int] = field(default_factory=set)
 
@@ -79,7 +79,7 @@ class DeviceExecutors:
         spare = self.executor_of("")
         if spare is None or len(self.given()) >= self.most:
             return None
-        spare.client, spare.shared, spare.given_s, spare.unused_s = request.client, bool(request.share), now_s, now_s
+        spare.client, spare.has_share, spare.given_s, spare.unused_s = request.client, bool(request.share), now_s, now_s
         return spare
 
     def without(self) -> list[RequestArrived]:
@@ -119,7 +119,7 @@ class DeviceExecutors:
         if unused:
             return min(unused, key=lambda each: each.unused_s)
         shared = any(each.share for each in self.without())
-        at_once = [each for each in self._turns() if shared and not each.shared]
+        at_once = [each for each in self._turns() if shared and not each.has_share]
         had_turns = at_once or [each for each in self._turns() if self._turn_ends_s(each) <= now_s]
         if had_turns:
             self.turn_ends_s = now_s + TURN * self.start_s
@@ -133,7 +133,7 @@ class DeviceExecutors:
     def _turns(self) -> list[ClientExecutor]:
         """Return the executors whose turns end: those without shares, or all if there are no others."""
         ready = [each for each in self.given() if each.ready]
-        return [each for each in ready if not each.shared] or ready
+        return [each for each in ready if not each.has_share] or ready
 
     def _turn_ends_s(self, executor: ClientExecutor) -> float:
         return max(self.turn_ends_s, executor.given_s + TURN * self.start_s)

@@ -336,7 +336,7 @@ class ProcessIsolation:
             for each in executor.awaited:
                 del self._awaited[each]
             executor.awaited.clear()
-            executor.running[dispatch.request], executor.shared = dispatch.slot, bool(request.share)
+            executor.running[dispatch.request], executor.has_share = dispatch.slot, bool(request.share)
             self._placed[dispatch.request] = device
             victims = executor.own(dispatch.victims) if dispatch.victims else ()
             self._decisions.append(structs.replace(dispatch, worker=executor.worker, victims=victims))
