@@ -325,6 +325,7 @@ class ServerListener:
         except zmq.ZMQError as error:
             if error.errno not in _UNSENT:
                 raise
+            self._drains[-1].look()
             if error.errno == zmq.EAGAIN:  # its next connection gets the missed replies
                 channel.drop()
             return False

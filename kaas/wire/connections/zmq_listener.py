@@ -68,6 +68,7 @@ class ZmqListener:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
+            self._drain.look()
             return False
         send_message(self._socket, header, frames)
         self._drain.look()

@@ -25,7 +25,7 @@ class ZmqReader:
     """A ZeroMQ socket whose messages an event loop takes: `take` is called with the frames of each.
 
     The socket's file descriptor shows only that the socket has changed since its state was last read. So all messages
-    that are there are taken each time, and the state is read again after each send.
+    that are there are taken each time, and the state is read again after each send, also after one that failed.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ZmqReader:
         return self._expected
 
     def look(self) -> None:
-        """Take the messages that are there; to be called after a send."""
+        """Take the messages that are there; to be called after a send, and after one that failed."""
         if not self._expected and readable(self._socket):
             self._expected = True
             self._loop.call_soon(self._drain)

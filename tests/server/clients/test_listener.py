@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 from contextlib import closing
 from functools import partial
@@ -57,6 +58,29 @@ def test_each_connection_is_a_channel_of_its_client(
     assert [channels[b"%d" % number].user for number in range(3)] == ["alice", "alice", "bob"]
     assert all(opened.do(lambda: [channel.send(protocol.Done(2)) for channel in channels.values()]))
     assert [client.receive() for client in clients] == [[protocol.encode(protocol.Done(2))]] * 3
+
+
+def test_messages_are_taken_although_a_reply_to_a_client_that_has_gone_fails_at_that_moment(
+    opened: Open, connect: Connect, alice: OwnKeys, bob: OwnKeys
+) -> None:
+    leaving, client = connect(alice), connect(bob)
+    echoes(leaving)
+    channel, _ = opened.arrived()
+    leaving.close()
+    opened.gone.get(timeout=TIMEOUT_S)
+    echoes(client)
+    opened.arrived()
+    socket_of = opened.listener._socket
+
+    def reply_while_a_message_comes() -> None:
+        client.send(b"a message")
+        changed = [int(socket_of.getsockopt(zmq.FD))]
+        assert select.select(changed, [], [], TIMEOUT_S)[0]
+        while select.select(changed, [], [], 0)[0]:  # ZeroMQ looks at what has come once in a millisecond
+            assert not opened.listener.send(channel, protocol.Done(1), ())
+
+    opened.do(reply_while_a_message_comes)
+    assert opened.arrived()[1] == [b"a message"]
 
 
 @pytest.mark.parametrize("turn_s", [0.0, zmq_reader.TURN_S, 1000.0])
