@@ -7,7 +7,9 @@ Beside runs as long as three windows, a share with a tenth of the time would los
 which lacks more seconds at once. Tokens are handed out while SMs are left.
 
 All requests without a share stand for one more, `OTHERS`: no time is promised to them, and they may have all that is
-left over. Several of them may run at a time, on the same SMs.
+left over. Several of them may run at a time, on the same SMs, unless a share here has a least of the time: then they go
+one by one, as the paper's pods do. Kernels that fill the device end the later the more of them run, and a share would
+wait for all of them.
 
 The paper hands out tokens in this order until one share does not fit. Then small shares would wait, though the SMs that
 are left are of no use to the one that does not fit. Here a later share may go if it does not delay that one (EASY
@@ -111,6 +113,7 @@ class TokenScheduler:
         self._extent, self._sms, self._window_s = extent, extent.sms, window_s
         self._window = 0
         self._accounts = {OTHERS: _TokenAccount(extent.sms, 0.0, 1.0)}
+        self._one_by_one = False
 
     # --- shares
 
@@ -129,10 +132,12 @@ class TokenScheduler:
             self._accounts[share] = _TokenAccount(self.sms_of(part), least, most)
         else:
             account.sms, account.least, account.most = self.sms_of(part), least, most
+        self._one_by_one = any(each.least > 0.0 for each in self._accounts.values())
 
     def take(self, share: str) -> None:
         """Take a share away. Its running requests go on, as others that have no share."""
         account, others = self._accounts.pop(share), self._accounts[OTHERS]
+        self._one_by_one = any(each.least > 0.0 for each in self._accounts.values())
         if account.running:
             others.running |= account.running
             others.ends_s = max(others.ends_s, account.ends_s)
@@ -217,7 +222,8 @@ class TokenScheduler:
         return account.most < 1.0 and account.spent_s >= account.most * self._window_s - ROUNDING_S
 
     def _may_run(self, name: str, account: _TokenAccount) -> bool:
-        return name == OTHERS or not (account.running or self._spent_up(account))
+        beside = name == OTHERS and not self._one_by_one
+        return beside or not (account.running or self._spent_up(account))
 
     def _for_others(self, free: int, first: _FirstInLine | None) -> int:
         """Return the SMs that a request without a share gets, 0 if too few are left: whole partitions, or all SMs."""

@@ -129,15 +129,28 @@ def test_a_small_share_runs_beside_one_that_waits_for_more_sms() -> None:
     assert [ran.part(name, 50) for name in "abc"] == pytest.approx([0.5, 0.5, 1.0], abs=0.03)
 
 
-def test_requests_without_a_share_have_the_whole_device_while_no_share_runs() -> None:
+def test_requests_without_a_share_go_one_by_one_where_a_least_is_promised() -> None:
     tokens = TokenScheduler(DeviceExtent(16, 4), WINDOW_S)
     tokens.give("a", 0.25, 0.5, 1.0)
-    assert tokens.next({OTHERS: 0.0}, 0.0) == Tokens(OTHERS, 16)
     tokens.begin(1, Tokens(OTHERS, 16), 0.0, 0.01)
-    assert tokens.next({OTHERS: 0.01, "a": 0.01}, 0.001) == Tokens(OTHERS, 12)
-    tokens.begin(2, Tokens(OTHERS, 12), 0.001, 0.02)
+    assert tokens.next({OTHERS: 0.01, "a": 0.01}, 0.001) is None
     tokens.end(1, 0.01)
     assert tokens.next({OTHERS: 0.01, "a": 0.01}, 0.01) == Tokens("a", 4)
+    tokens.take("a")
+    tokens.begin(2, Tokens(OTHERS, 16), 0.02, 0.01)
+    assert tokens.next({OTHERS: 0.01}, 0.021) == Tokens(OTHERS, 16), "no least is promised any more"
+
+
+def test_requests_without_a_share_have_the_whole_device_while_no_share_runs() -> None:
+    tokens = TokenScheduler(DeviceExtent(16, 4), WINDOW_S)
+    tokens.give("a", 0.25, 0.0, 1.0)
+    assert tokens.next({OTHERS: 0.0}, 0.0) == Tokens(OTHERS, 16)
+    tokens.begin(1, Tokens(OTHERS, 16), 0.0, 0.01)
+    assert tokens.next({OTHERS: 0.01}, 0.001) == Tokens(OTHERS, 16)
+    assert tokens.next({"a": 0.01, OTHERS: 0.01}, 0.001) == Tokens(OTHERS, 12)
+    tokens.begin(2, Tokens(OTHERS, 12), 0.001, 0.02)
+    tokens.end(1, 0.01)
+    assert tokens.next({"a": 0.01, OTHERS: 0.01}, 0.01) == Tokens("a", 4)
 
 
 def test_a_part_is_rounded_up_to_whole_partitions() -> None:
