@@ -61,11 +61,11 @@ def set_share(
     slo_s: float | None = None,
     best_effort: bool = True,
 ) -> None:
-    """Give a function or a client a part of each device, from its next launch on. No process starts, no code reloads.
+    """Give a function or a client a part of each device, from its next request on. No process starts, no code reloads.
 
-    Requests that wait have the share too; a promise of latency is for requests that come after it. A function's share
-    comes before its client's. A share ends with the last program that gave it. Each program of a pool may change those
-    of the others, and none changes a share of the pool's configuration.
+    Requests that wait keep what they had. A function's share comes before its client's. A share ends with the last
+    program that gave it. Each program of a pool may change those of the others, and none changes a share of the pool's
+    configuration.
 
     Args:
         function_or_client: a registered function, or the name of a client.

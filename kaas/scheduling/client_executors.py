@@ -109,7 +109,8 @@ class DeviceExecutors:
         One may end whose client has sent nothing for as long as a start takes. Of the others one may end in `TURN`
         starts, the one that was given to its client longest ago and at least as long ago, also if it has to finish
         requests first: so no client keeps its place for ever, and starts take a quarter of a processor at most. Clients
-        with shares give nothing up for it, as long as others are there, which do so at once for a client with a share.
+        with shares give nothing up for it, as long as others are there; for a client with a share one of several others
+        ends at once. The last one has its turn, so that clients without shares have a place.
 
         Args:
             now_s: the time.
@@ -120,7 +121,9 @@ class DeviceExecutors:
             return min(unused, key=lambda each: each.unused_s)
         shared = any(each.share for each in self.without())
         at_once = [each for each in self._turns() if shared and not each.has_share]
-        had_turns = at_once or [each for each in self._turns() if self._turn_ends_s(each) <= now_s]
+        had_turns = (
+            at_once if len(at_once) > 1 else [each for each in self._turns() if self._turn_ends_s(each) <= now_s]
+        )
         if had_turns:
             self.turn_ends_s = now_s + TURN * self.start_s
         return min(had_turns, key=lambda each: each.given_s, default=None)

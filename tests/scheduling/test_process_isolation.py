@@ -245,6 +245,13 @@ def test_a_client_that_was_promised_half_of_the_time_has_it_among_more_clients_t
     assert started <= until_s / (TURN * START_S) + executors + 2
 
 
+def test_clients_with_shares_cost_a_device_no_more_starts_than_others_do() -> None:
+    until_s = 200.0
+    answers, started = calls(4, 2, "fcfs", until_s, deep=2, leasts=(0.3, 0.3))
+    assert started <= until_s / (TURN * START_S) + 4
+    assert min(answers.values()) > 0.05 * answers.total()
+
+
 def test_no_client_keeps_its_place_for_ever_where_all_were_promised_a_part() -> None:
     answers, _ = calls(3, 2, "fcfs", 200.0, deep=2, leasts=(0.3, 0.3, 0.3))
     assert min(answers.values()) > answers.total() / 3 / 2

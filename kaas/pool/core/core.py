@@ -79,9 +79,7 @@ class Pool:
         self.quarantine = Quarantine(config.faults_allowed, None, config.client_faults_allowed)
         self.events = event_log.EventLog()
         missed = getattr(self._policy.policy, "missed_windows", dict)  # a user's own policy may not count them
-        self.shares = PoolShares(
-            self.handle, self._requests.queued, config.slots, self._profiles.points, self._profiles.keep, missed
-        )
+        self.shares = PoolShares(self.handle, config.slots, self._profiles.points, self._profiles.keep, missed)
         self._presence = PoolDevices(config, self.handle, self._policy.holds)
         shown = self._requests, self._workers, self._devices, self._presence, self._background
         self.reports = Reports(*shown, self.events, self.shares)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from kaas.config import ClientSettings
 from kaas.errors import AdmissionRefused, DeviceUnavailable, InvalidShare, KaasError
-from kaas.pool.core.requests import IN_QUEUE, Request
+from kaas.pool.core.requests import Request
 from kaas.pool.executors.transport import WorkerCall
 from kaas.scheduling.decisions import Granted, Reject
-from kaas.scheduling.events import Event, PromiseKnown, RequestCancelled, ShareGone, ShareKnown
+from kaas.scheduling.events import Event, PromiseKnown, ShareGone, ShareKnown
 from kaas.scheduling.sharing.packing import DevicePacking
 from kaas.scheduling.sharing.rectangles import DeviceExtent
 from kaas.scheduling.sharing.scaling import Configuration, SloUnmet, choices_of
@@ -68,7 +68,6 @@ class PoolShares:
 
     Args:
         tell: gives an event to the policy.
-        queued: returns the requests that no worker runs.
         slots: requests that a device runs at a time.
         profile: returns what is measured of a function with a share, by the keys of its kTasks and its label.
         keep: takes what a program has measured of it, after these keys.
@@ -81,13 +80,12 @@ class PoolShares:
     def __init__(
         self,
         tell: Callable[[Event], None],
-        queued: Callable[[], list[Request]],
         slots: int,
         profile: Callable[[Sequence[str], str], tuple[Configuration, ...]],
         keep: Callable[[Sequence[str], tuple[ProfilePoint, ...]], None],
         missed: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        self._tell, self._queued, self._slots = tell, queued, slots
+        self._tell, self._slots = tell, slots
         self._profile, self._keep, self._missed = profile, keep, missed
         self._loop = asyncio.get_running_loop()
         self.given: dict[str, _GivenShare] = {}
@@ -119,7 +117,6 @@ class PoolShares:
             )
         if spec.slo_s is None and spec.share is None:
             self._remove(name)
-            self._reach()
             return
         sessions = frozenset({session} if before is None else before.sessions | {session})
         share: Share | _Promise
@@ -133,7 +130,6 @@ class PoolShares:
         given = _GivenShare(share, label, spec.functions, sessions)
         _check({**self.given, name: given}, [name], self._slots)
         self._give(name, given)
-        self._reach()
 
     def _check_promise(self, spec: ShareSpec, slo_s: float, label: str) -> None:
         """Check a promise against the function's profile, if it has one.
@@ -168,7 +164,6 @@ class PoolShares:
             self._remove(name)
         for name, given in wanted.items():
             self._give(name, given)
-        self._reach()
 
     def granted(self, decision: Granted) -> None:
         """Take in what the policy has granted for a promise."""
@@ -223,26 +218,6 @@ class PoolShares:
                 self._remove(name)
             else:
                 self.given[name] = replace(given, sessions=given.sessions - {session})
-        self._reach()
-
-    def _reach(self) -> None:
-        """Give queued requests the shares that they would have if they came now; but a promise is for later ones.
-
-        They arrive again for the policy, in the place that they had: orders go by the number of a request.
-        """
-        for request in self._queued():
-            share = self.of(request.call)
-            if share == request.share or request.state not in IN_QUEUE or self._is_promise(share):
-                continue
-            known = request.share in self.given  # if not, the policy has put the request among others
-            request.share = share
-            if share or known:
-                now_s = self._loop.time()
-                self._tell(RequestCancelled(now_s, request.id))
-                self._tell(request.arrival(now_s))
-
-    def _is_promise(self, share: str) -> bool:
-        return share in self.given and isinstance(self.given[share].share, _Promise)
 
     def _give(self, name: str, given: _GivenShare) -> None:
         for function in given.functions:

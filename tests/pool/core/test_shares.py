@@ -15,7 +15,7 @@ from kaas.pool.executors.transport import WorkerCall
 from kaas.scheduling.events import Event, ShareGone, ShareKnown
 from kaas.share import Share
 from kaas.wire.specs import ShareSpec
-from tests.pool.fake_workers import FakeWorkers, begin, play, settle
+from tests.pool.fake_workers import FakeWorkers, begin, play
 from tests.pool.fake_workers import call as request
 
 
@@ -24,7 +24,7 @@ def played(scenario: Callable[[PoolShares, list[Event]], None], slots: int = 8) 
 
     async def main() -> None:
         told: list[Event] = []
-        scenario(PoolShares(told.append, list, slots, lambda *_: (), lambda *_: None), told)
+        scenario(PoolShares(told.append, slots, lambda *_: (), lambda *_: None), told)
 
     asyncio.run(main())
 
@@ -151,38 +151,3 @@ def test_a_pool_whose_configuration_has_shares_answers() -> None:
         assert [each.of for each in pool.status().shares] == ["client 'alice'"]
 
     play(scenario, clients=granted(alice=Share(0.5, (0.5, 1.0))))
-
-
-@pytest.mark.parametrize("policy", ["fcfs", "cfs_affinity", "mqfq_sticky", "adaptive"])
-def test_requests_that_wait_have_the_share_of_a_new_configuration_and_keep_their_order(policy: str) -> None:
-    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
-        async def dispatched() -> tuple[str, str]:
-            workers.reply()
-            await settle()
-            return workers.runs[-1][1], workers.dispatches[-1].share
-
-        tasks = [await begin(pool.submit(request(label))) for label in ("runs", "first", "second", "third", "last")]
-        pool.regrant(granted(alice=Share(0.5, (0.5, 1.0))))
-        assert await dispatched() == ("first", "client alice")
-        pool.regrant(granted(alice=Share(0.25)))
-        assert await dispatched() == ("second", "client alice")
-        pool.regrant({})
-        assert await dispatched() == ("third", "")
-        pool.shares.set(ShareSpec(("last",), "", "last", (1.0, 0.0, 1.0, None)), "program")
-        assert await dispatched() == ("last", "function last")
-        workers.reply()
-        await asyncio.gather(*tasks)
-
-    play(scenario, policy=policy)
-
-
-def test_a_promise_is_for_requests_that_come_after_it() -> None:
-    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
-        tasks = [await begin(pool.submit(request(label))) for label in ("runs", "f")]
-        pool.shares.set(ShareSpec(("f",), "", "f", None, slo_s=1e-3, best_effort=False), "program")
-        for _ in tasks:
-            workers.reply()
-            await settle()
-        assert await asyncio.gather(*tasks) == ["value", "value"]
-
-    play(scenario)
