@@ -139,6 +139,8 @@ class TokenScheduler:
         account, others = self._accounts.pop(share), self._accounts[OTHERS]
         self._one_by_one = any(each.least > 0.0 for each in self._accounts.values())
         if account.running:
+            if not others.running:
+                others.since_s = account.since_s
             others.running |= account.running
             others.ends_s = max(others.ends_s, account.ends_s)
 

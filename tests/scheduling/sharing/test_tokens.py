@@ -129,6 +129,15 @@ def test_a_small_share_runs_beside_one_that_waits_for_more_sms() -> None:
     assert [ran.part(name, 50) for name in "abc"] == pytest.approx([0.5, 0.5, 1.0], abs=0.03)
 
 
+def test_others_are_charged_for_a_run_of_a_share_that_is_taken_away_and_for_no_time_before() -> None:
+    tokens = TokenScheduler(DeviceExtent(16, 4), WINDOW_S)
+    tokens.give("a", 1.0, 0.5, 1.0)
+    tokens.begin(1, Tokens("a", 16), 0.9 * WINDOW_S)
+    tokens.take("a")
+    tokens.end(1, 0.95 * WINDOW_S)
+    assert tokens.used_s(OTHERS, 0.95 * WINDOW_S) == pytest.approx(0.05 * WINDOW_S)
+
+
 def test_requests_without_a_share_go_one_by_one_where_a_least_is_promised() -> None:
     tokens = TokenScheduler(DeviceExtent(16, 4), WINDOW_S)
     tokens.give("a", 0.25, 0.5, 1.0)
