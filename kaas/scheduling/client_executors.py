@@ -48,8 +48,8 @@ class DeviceExecutors:
         most: clients whose executors may be on it at a time.
         shared: the executor that the policy inside sees, None if it sees none. seen: that one is ready. closing: why
             it ends, once it has no executors; "" if it does not. failed: the last executor did not start.
-        executors: by worker. waiting: requests that wait for an executor. holders: for each object,
-            how many executors have it.
+        executors: by worker. waiting: requests that wait for an executor. holders: for each object, how many executors
+            have it.
         start_s: what the quickest start took. turn_ends_s: when another executor that is used may end for a client
             without one. wake_s: when the policy is woken, since an executor may end then.
     """
@@ -120,10 +120,9 @@ class DeviceExecutors:
         if unused:
             return min(unused, key=lambda each: each.unused_s)
         shared = any(each.share for each in self.without())
-        at_once = [each for each in self._turns() if shared and not each.has_share]
-        had_turns = (
-            at_once if len(at_once) > 1 else [each for each in self._turns() if self._turn_ends_s(each) <= now_s]
-        )
+        turns = self._turns()
+        at_once = shared and len(turns) > 1 and not turns[0].has_share  # then none of these has a share
+        had_turns = [each for each in turns if at_once or self._turn_ends_s(each) <= now_s]
         if had_turns:
             self.turn_ends_s = now_s + TURN * self.start_s
         return min(had_turns, key=lambda each: each.given_s, default=None)

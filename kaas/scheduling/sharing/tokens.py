@@ -132,17 +132,20 @@ class TokenScheduler:
             self._accounts[share] = _TokenAccount(self.sms_of(part), least, most)
         else:
             account.sms, account.least, account.most = self.sms_of(part), least, most
-        self._one_by_one = any(each.least > 0.0 for each in self._accounts.values())
+        self._changed()
 
     def take(self, share: str) -> None:
         """Take a share away. Its running requests go on, as others that have no share."""
         account, others = self._accounts.pop(share), self._accounts[OTHERS]
-        self._one_by_one = any(each.least > 0.0 for each in self._accounts.values())
+        self._changed()
         if account.running:
             if not others.running:
                 others.since_s = account.since_s
             others.running |= account.running
             others.ends_s = max(others.ends_s, account.ends_s)
+
+    def _changed(self) -> None:
+        self._one_by_one = any(account.least > 0.0 for account in self._accounts.values())
 
     def used_s(self, share: str, now_s: float) -> float:
         """Return the seconds of this window that count as had by a share."""

@@ -172,8 +172,7 @@ class SimulatedDevice:
         factor = (1.0 + self.interference * len(self.running)) / self.speed
         if self.sms > 1:
             beside = () if request.share else [each for each in self.running.values() if not each.share]
-            wanted = sum(each.function.fills for each in (request, *beside)) * self.sms
-            factor *= max(1.0, wanted / (request.sms or self.sms))
+            factor *= max(1.0, sum(each.function.fills for each in (request, *beside)) / request.part)
         return alone_ps if factor == 1.0 else round(alone_ps * factor)
 
     def emptied(self, now_ps: int) -> None:

@@ -22,7 +22,6 @@ from kaas.ktask.request import RawBytes
 from kaas.wire.connections.peer import peer_of
 from kaas.worker.held.terms import LEASE_BYTES, HeldEntry, HeldTuple, address_of
 
-"""Of the process at the other end: its number, its user and its group."""
 WAITING = 1024
 """Connections that this process has not looked at yet."""
 PAGE_BYTES = 2 << 20
